@@ -127,7 +127,7 @@ def check(
     """
     eager, compiled = (Inputs(function, make_inputs, seed) for _ in range(2))
     try:
-        expected = call(eager, lambda: eager.function(*eager.args), order, _Saved())
+        expected = call(eager, lambda: eager.function(*eager.args), order, Saved())
     except Exception as error:
         if raises is not None and not isinstance(error, raises):
             raise
@@ -222,9 +222,7 @@ def through(inputs: Inputs, route: Route, compiles: bool) -> Iterator[Callable[[
 # One call -----------------------------------------------------------------------------------------
 
 
-def call(
-    inputs: Inputs, run: Callable[[], Any], order: int, watch: _Saved | None = None
-) -> Outcome:
+def call(inputs: Inputs, run: Callable[[], Any], order: int, watch: Saved | None = None) -> Outcome:
     """Call, and see what came of it; with `watch`, whether autograd can be relied on as well."""
     torch.manual_seed(1)
     with contextlib.ExitStack() as stack:
@@ -266,8 +264,8 @@ def outcome(inputs: Inputs, result: Any) -> Outcome:
             "dtype": tensor.dtype,
             "shape": tuple(tensor.shape),
             "layout": tensor.layout,
-            "requires_grad": _if_allowed(tensor, "requires_grad"),
-            "is_leaf": _if_allowed(tensor, "is_leaf"),
+            "requires_grad": if_allowed(tensor, "requires_grad"),
+            "is_leaf": if_allowed(tensor, "is_leaf"),
             "is_view": tensor._is_view(),
             "is_inference": tensor.is_inference(),
             "is_conj": tensor.is_conj(),
@@ -288,7 +286,7 @@ def outcome(inputs: Inputs, result: Any) -> Outcome:
     return seen
 
 
-class _Saved:
+class Saved:
     """Watches what autograd saves, to know if it was written to before it was used."""
 
     def __init__(self) -> None:
@@ -306,14 +304,14 @@ class _Saved:
 
 def _gradients(inputs: Inputs, seen: Outcome, order: int) -> list[torch.Tensor | None]:
     unique = {id(tensor): tensor for tensor in seen.tensors}.values()
-    heads = [t for t in unique if _if_allowed(t, "requires_grad") is True]
-    heads = [t for t in heads if not t.is_inference() and _if_allowed(t, "is_leaf") != "refused"]
+    heads = [t for t in unique if if_allowed(t, "requires_grad") is True]
+    heads = [t for t in heads if not t.is_inference() and if_allowed(t, "is_leaf") != "refused"]
     leaves = {id(t): t for t in [*inputs.leaves, *(t for t in heads if t.is_leaf)]}
     found: list[torch.Tensor | None] = []
     generator = torch.Generator().manual_seed(2)
     for each in range(order):
         with torch.enable_grad():
-            projections = [_projection(head, generator) for head in heads]
+            projections = [projection(head, generator) for head in heads]
         projections = [each for each in projections if each.requires_grad]
         if not projections:
             found += [None] * len(leaves)
@@ -329,7 +327,7 @@ def _gradients(inputs: Inputs, seen: Outcome, order: int) -> list[torch.Tensor |
     return found
 
 
-def _projection(head: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def projection(head: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if is_traceable_wrapper_subclass(head):
         return head.sin().sum()  # A subclass need not take a plain tensor beside it.
     head = head.to_dense() if head.layout is not torch.strided else head
@@ -420,7 +418,7 @@ def _with_bases(
     return [*labelled, *bases]
 
 
-def _if_allowed(tensor: torch.Tensor, fact: str) -> Any:
+def if_allowed(tensor: torch.Tensor, fact: str) -> Any:
     """Autograd raises when it is asked about a view that it refuses to derive anew."""
     try:
         return getattr(tensor, fact)

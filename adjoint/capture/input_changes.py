@@ -62,12 +62,17 @@ class InputChanges:
                 continue  # It aliases another tensor now, which has the write.
             if any(each.written for each in self._written_with(alias)):
                 continue
-            node = self.tracer.node(leaf.value)
+            # What is still in its memory is written before metadata ops change what it shows of it.
+            node = (
+                self.tracer.node(leaf.value)
+                if moved_away
+                else aliasing.read(self.tracer.emitter, alias)
+            )
             recorded = history(leaf.value) not in (None, self.inputs.states[index].history)
             if not recorded and node.target is with_data:
                 node = cast("fx.Node", node.args[1])  # Its history stays that of the input.
             value = outputs.add(node, InputMutation(self.inputs.described(index)))
-            writes.append(Write(FromCaller(index), value, recorded))
+            writes.append(Write(FromCaller(index, moved_away), value, recorded))
         for implicit in self.inputs.implicit:
             if implicit.alias.written:
                 node = aliasing.read(self.tracer.emitter, implicit.alias)
@@ -142,7 +147,8 @@ class InputChanges:
         """Whether an input became a leaf, or is a leaf whose `requires_grad` changed."""
         tensor, state = self.inputs.leaves[index].value, self.inputs.states[index]
         if tensor._is_view():
-            return False
+            # Other views are leaves or not as their bases are.
+            return not state.requires_grad and aliasing.requires_grad_by_itself(tensor)
         now = (tensor.requires_grad, tensor.is_leaf)
         return tensor.is_leaf and now != (state.requires_grad, state.is_leaf)
 

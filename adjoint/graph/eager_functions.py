@@ -34,6 +34,8 @@ def strided_from_start(
 def _copied_from_start(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> torch.Tensor:
+    if x.dim() == 1 and x.stride() != (1,):
+        x = x.contiguous()  # A cotangent may be expanded: what is flat in a graph is so in memory.
     return strided_from_start(x, size, stride, offset).clone(memory_format=torch.contiguous_format)
 
 

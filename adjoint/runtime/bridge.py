@@ -32,7 +32,8 @@ from adjoint.graph.boundary import (
 )
 from adjoint.graph.derivative import picker
 from adjoint.graph.evaluation import evaluate
-from adjoint.graph.metadata import entry_mode, inputs_of, value_of
+from adjoint.graph.metadata import entry_mode, inputs_of, outputs_of, value_of
+from adjoint.graph.operations import as_leaf
 from adjoint.graph.sizes import NotResizable, Sizes, Sizing, resized
 from adjoint.open_types import TorchValue
 from adjoint.runtime.autograd_node import tensors_in
@@ -96,6 +97,7 @@ class DifferentiableGraph:
         self._tensors = tensors
         """Positions of the inputs that are tensors."""
         self._take_tensors = picker(tensors)
+        self._makes_leaf = _makes_leaf(graph_module)
         self._remakes = 0
         self._versions = self._no_versions()
         self._versions.add(graph_module, None)
@@ -123,6 +125,8 @@ class DifferentiableGraph:
             if are_ops_observed() and (functorch_is_active() or has_tangent(inputs)):
                 return self._by_ops(inputs)
             wrt = self._inputs_of_interest(inputs)
+            if self._makes_leaf and torch.is_grad_enabled():
+                return self._from_a_leaf(inputs)
             if not wrt:
                 return self._run(list(inputs), known)
             sizes = self._sizes(inputs, known) if self._is_sized else known or {}
@@ -136,13 +140,27 @@ class DifferentiableGraph:
             self._remake(error, self._sizes(inputs, known))
         return self(inputs, known, between)
 
+    def _from_a_leaf(self, inputs: Sequence[object]) -> Sequence[object]:
+        """The outputs, one of which is a new leaf that others are computed from."""
+        if not self._eager:
+            self._eager, self._last = True, None
+            place = location_of_graph(self.graph_module)
+            message = f"{place.op} runs in eager torch: it returns a leaf and what depends on it"
+            warn_of_fallback(message, place.source)
+        return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
+
     def saved_inputs(self, inputs: Sequence[object]) -> Collection[int]:
         """Positions of the inputs that autograd may save in a call with these."""
         wrt = self._inputs_of_interest(inputs)
         if not wrt:
             return ()
         everything = range(len(inputs))
-        if self._eager or are_ops_observed() or self.compiler.options.unsupported == "eager":
+        if (
+            self._eager
+            or self._makes_leaf
+            or are_ops_observed()
+            or self.compiler.options.unsupported == "eager"
+        ):
             return everything
         try:
             with differentiating(self.graph_module):
@@ -320,3 +338,10 @@ class DifferentiableGraph:
         found = tuple(itertools.compress(self._tensors, flags))
         # Inference mode turns autograd off even under `enable_grad`.
         return () if found and torch.is_inference_mode_enabled() else found
+
+
+def _makes_leaf(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph returns a new leaf (`requires_grad_()`) and uses it, too."""
+    returned = set(outputs_of(graph_module.graph))
+    leaves = graph_module.graph.find_nodes(op="call_function", target=as_leaf)
+    return any(leaf in returned and len(leaf.users) > 1 for leaf in leaves)

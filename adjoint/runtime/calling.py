@@ -80,7 +80,8 @@ def _outputs(
     between: BetweenSegments | None,
 ) -> Sequence[object]:
     given = graph_inputs(calling, inputs)
-    if calling.writes and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+    changes = calling.writes or calling.versions
+    if changes and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         saved = graph.saved_inputs(given) if isinstance(graph, Segmented) else range(len(given))
         _keep_saved(calling, inputs, given, saved)
     if between is not None and isinstance(graph, Segmented):
@@ -115,8 +116,13 @@ def _keep_saved(
     given: list[object],
     saved: Collection[int],
 ) -> None:
-    """Replace what is saved and will be written to by copies, among the inputs of the graph."""
-    written = {storage_key(inputs[write.to.index]) for write in calling.writes} - {None}
+    """Replace what is saved and will be written to by copies, among the inputs of the graph.
+
+    Ops that change metadata advance version counters, too, which autograd compares.
+    """
+    changed = [write.to.index for write in calling.writes]
+    changed += [index for index, _ in calling.versions]
+    written = {storage_key(inputs[index]) for index in changed} - {None}
     for place in saved:
         value, source = given[place], calling.sources[place]
         if not isinstance(value, torch.Tensor) or not isinstance(source, FromCaller | BaseOf):

@@ -42,13 +42,15 @@ def mutate_inputs(
     # Views of an input are made before a metadata op changes the memory that the input covers, and
     # so are tensors that show the memory which another input moves to.
     moving = {move.index for move in calling.metadata_changes}
+    remaining = [write for write in calling.writes if write.value not in written]
+    _write([each for each in remaining if not _is_moved(each)], inputs, results.outputs)
     results.make_views_of(moving)
     for move in [_with_memory(move, moving, results) for move in calling.metadata_changes]:
         if isinstance(move, AssignData):
             inputs[move.index].data = results.make(move.value)
         else:
             _replay_metadata_op(move, inputs, results)
-    _write([w for w in calling.writes if w.value not in written], inputs, results.outputs)
+    _write([each for each in remaining if _is_moved(each)], inputs, results.outputs)
     for flag in calling.requires_grad_changes:
         inputs[flag.index].requires_grad_(flag.requires_grad)
     versions.advance()
@@ -158,6 +160,11 @@ class _WithHistory(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, cotangent: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         return cotangent, None
+
+
+def _is_moved(write: Write) -> bool:
+    """Whether the input has other memory once metadata ops have changed it."""
+    return isinstance(write.to, FromCaller) and write.to.moved
 
 
 def _are_alike(target: torch.Tensor, value: torch.Tensor) -> bool:

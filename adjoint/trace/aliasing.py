@@ -185,6 +185,13 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def requires_grad_by_itself(view: torch.Tensor) -> bool:
+    """Whether a view is a leaf that requires grad, which `requires_grad_()` makes of it."""
+    with contextlib.suppress(RuntimeError, _NOT_REPLAYED):
+        return view.is_leaf and view.requires_grad
+    return False
+
+
 def read(emitter: Emitter, alias: Alias) -> fx.Node:
     """The node with the current value of `alias`."""
     if alias.is_hidden:

@@ -50,7 +50,7 @@ def conflict(op: OpOverload, named: dict[str, object], written: Sequence[str]) -
         return None
     for argument in written:
         for index, tensor in enumerate(_tensors(named[argument])):
-            if has_internal_overlap(tensor) and name != "aten::index_put_":
+            if has_internal_overlap(tensor):
                 return "several elements of the tensor that it writes to lie in one place"
             for other in _read(named, argument, index):
                 if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:

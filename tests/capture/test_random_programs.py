@@ -94,6 +94,17 @@ WRITES = (
 )
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """What programs are written of."""
+
+    inputs: tuple[str, ...] = INPUTS
+    values: tuple[str, ...] = VALUES
+    writes: tuple[str, ...] = WRITES
+    metadata: tuple[str, ...] = ()
+    """Changes of metadata of what a program has made itself."""
+
+
 @dataclass
 class Program:
     """The source of a function, and of what makes its inputs."""
@@ -135,8 +146,9 @@ Numbers = tuple[int, int, int, int, bool]
 class Writer:
     """Writes a program line by line, running each."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammar: Grammar | None = None) -> None:
         torch.manual_seed(0)
+        self.grammar = grammar or Grammar()
         self.names: dict[str, Any] = dict(ENVIRONMENT)
         self.tensors: list[str] = []
         self.program = Program([], [])
@@ -156,9 +168,10 @@ class Writer:
     def input(self, numbers: Numbers) -> None:
         kind, first, shape, _, _ = numbers
         name = f"x{len(self.program.inputs)}"
-        source = INPUTS[kind % len(INPUTS)]
+        inputs = self.grammar.inputs
+        source = inputs[kind % len(inputs)]
         if "{0}" in source and not self.tensors:
-            source = INPUTS[kind % 3]
+            source = inputs[kind % 3]
         viewed = self.tensors[first % len(self.tensors)] if self.tensors else ""
         if viewed and self._is_view_without_grad(self.names[viewed]):
             return
@@ -171,17 +184,20 @@ class Writer:
         if self.failed:
             return
         kind, first, second, k, quiet = numbers
-        templates = VALUES + WRITES
+        values, metadata = self.grammar.values, self.grammar.metadata
+        templates = values + self.grammar.writes + metadata
         template = templates[kind % len(templates)]
         chosen = [self.tensors[each % len(self.tensors)] for each in (first, second)]
         if any(self._is_view_without_grad(self.names[each]) for each in chosen):
             return
+        if template in metadata and chosen[0].startswith("x"):
+            return
         line = template.format(*chosen, k=k)
         name = f"y{len(self.tensors)}"
-        if template in VALUES:
+        if template in values:
             line = f"{name} = {line}"
         ran = self.try_line(f"with torch.set_grad_enabled({not quiet}): {line}")
-        if ran and template in VALUES:
+        if ran and template in values:
             self.tensors.append(name)
         if ran and self._has_history_of_integers():
             self.failed = True

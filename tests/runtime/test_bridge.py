@@ -402,3 +402,14 @@ def test_what_a_second_derivative_does_not_reach_has_none(norm: torch.nn.Module)
 
     torch._dynamo.reset()
     assert missing(torch.compile(layer, backend="adjoint")) == missing(layer) == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore:.*returns a leaf and what depends on it")
+def test_a_new_leaf_and_what_depends_on_it() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.detach().clone().requires_grad_()
+        return y, (y * y).sum()
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    y, total = bridged(program, x)(x)
+    torch.testing.assert_close(torch.autograd.grad(total, y), (2 * x.detach(),))

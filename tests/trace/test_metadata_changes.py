@@ -463,6 +463,20 @@ def requires_grad_no_more(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, x * 3
 
 
+@table(lambda: plain(3, 1), dynamo=False)
+def a_part_is_shown_after_all_was_written(x: Tensor) -> Tensor:
+    x.sin_()
+    flat = x.view(-1)
+    x.as_strided_((2,), (1,))
+    return flat * 1
+
+
+@table(lambda: (lambda base: (base, base[1:]))(plain(3)), dynamo=False)
+def a_view_comes_to_require_grad(x: Tensor, view: Tensor) -> Tensor:
+    view.requires_grad_()
+    return x * 2
+
+
 @table(lambda: leaf(3), dynamo=False)
 def an_intermediate_comes_to_require_grad(x: Tensor) -> Tensor:
     return (x * 2).detach().requires_grad_()
