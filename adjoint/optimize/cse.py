@@ -12,9 +12,11 @@ from adjoint.graph.metadata import (
     output_descriptors,
     outputs_of,
     run_of,
+    value_or_none,
 )
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import is_never_dead, remove_dead_code
+from adjoint.torch_private.symbols import made_equal
 
 
 @works_on("node")
@@ -42,7 +44,7 @@ def merge_common_subexpressions(graph_module: fx.GraphModule) -> fx.GraphModule:
             first = known.setdefault(key, node)
         except TypeError:  # An argument that cannot be compared.
             continue
-        if first is not node:
+        if first is not node and made_equal(value_or_none(node), value_or_none(first)):
             replace(node, first)
     remove_dead_code(graph)
     return graph_module

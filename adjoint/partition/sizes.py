@@ -7,13 +7,15 @@ saving a number costs next to nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Sequence
 
 import sympy
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import Mode, value_of, value_or_none
+from adjoint.graph.descriptors import EarlierResult
+from adjoint.graph.metadata import Mode, descriptor_of, operand_of, value_of, value_or_none
 from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
@@ -21,11 +23,18 @@ aten = torch.ops.aten
 _QUERIES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_offset.default})
 
 
+def is_earlier_result(node: fx.Node) -> bool:
+    """Whether this is an input that stands for a result of an earlier segment."""
+    return node.op == "placeholder" and isinstance(descriptor_of(node), EarlierResult)
+
+
 def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[fx.Node]:
     """Nodes for the size symbols of `primals` that are not a size of any value in `saved`."""
     known: set[sympy.Basic] = set(_shown(saved))
     found: list[fx.Node] = []
     for node in primals:
+        if is_earlier_result(node):
+            continue
         value = value_or_none(node)
         if isinstance(value, torch.Tensor):
             for symbol, query, axis in symbols.size_symbols(value):
@@ -58,13 +67,19 @@ def _is_read(node: fx.Node, available: Container[fx.Node]) -> bool:
     """Whether this size is an input, or is queried from a value that is not available."""
     if node.op == "placeholder":
         return True
-    return node.target in _QUERIES and node.args[0] not in available
+    if node.target not in _QUERIES:
+        return False
+    owner = operand_of(node)
+    return owner not in available or is_earlier_result(owner)
 
 
 def _shown(nodes: Iterable[fx.Node]) -> dict[sympy.Basic, tuple[fx.Node, int | None]]:
-    """For each size: a node whose value has it, and the axis (None: the node is the number)."""
+    """For each size: a node whose value has it, and the axis (None: the node is the number).
+
+    Not results of an earlier segment: the backward graph of that segment itself has none.
+    """
     shown: dict[sympy.Basic, tuple[fx.Node, int | None]] = {}
-    for node in nodes:
+    for node in itertools.filterfalse(is_earlier_result, nodes):
         value = value_or_none(node)
         axes: list[tuple[int | None, int | torch.SymInt]] = []
         if isinstance(value, torch.Tensor):

@@ -20,7 +20,6 @@ from torch import fx
 
 from adjoint.graph.derivative import Backward, Joint, saved_output
 from adjoint.graph.descriptors import (
-    EarlierResult,
     Gradient,
     Input,
     Output,
@@ -47,7 +46,7 @@ from adjoint.partition.extraction import descendants, extract, first_reached, us
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.marks import is_offloaded, is_recomputed, mark_as_recomputed, needs_of
 from adjoint.partition.offloading import back_from_host_memory, to_host_memory
-from adjoint.partition.sizes import read_sizes_of, sizes_beside
+from adjoint.partition.sizes import is_earlier_result, read_sizes_of, sizes_beside
 from adjoint.rules.costs import is_quick
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import SYMBOLIC, hint
@@ -74,10 +73,6 @@ def is_tangent(node: fx.Node, order: int) -> bool:
         return False
     descriptor = descriptor_of(node)
     return isinstance(descriptor, Tangent) and descriptor.order == order
-
-
-def _is_earlier_result(node: fx.Node) -> bool:
-    return isinstance(descriptor_of(node), EarlierResult)
 
 
 class Split:
@@ -148,7 +143,7 @@ class Split:
             if node in wanted:
                 network.add((node, "out"), "sink", UNBOUNDED)
             # A result of an earlier segment is an input of this graph, but not one of the user's.
-            is_input = node.op == "placeholder" and not _is_earlier_result(node)
+            is_input = node.op == "placeholder" and not is_earlier_result(node)
             cost = (0 if node in wanted else UNBOUNDED) if is_input else _bytes(node)
             cost = 0 if node in saved else cost
             network.add((node, "in"), (node, "out"), cost)

@@ -17,6 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from adjoint.open_types import Callee
+from adjoint.torch_private import trees
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -224,6 +225,32 @@ def is_unbacked_int(value: object) -> bool:
     if not isinstance(value, torch.SymInt):
         return False
     return any(map(is_unbacked, symbols_of(expression(value))))
+
+
+def made_equal(dropped: object, kept: object) -> bool:
+    """Let the data-dependent sizes of a result be those of an equal one; whether all sizes are.
+
+    Each run of an operator such as `nonzero` has a symbol of its own for its size.
+    """
+    leaves = zip(trees.leaves(dropped), trees.leaves(kept), strict=True)
+    return all(
+        _made_equal(one, other)
+        for pair in leaves
+        for one, other in zip(*map(_numbers_of, pair), strict=True)
+    )
+
+
+def _numbers_of(value: object) -> Sequence[object]:
+    return value.shape if isinstance(value, torch.Tensor) else (value,)
+
+
+def _made_equal(one: object, other: object) -> bool:
+    if not isinstance(one, torch.SymInt) or not isinstance(other, torch.SymInt):
+        return True
+    dropped, kept = expression(one), expression(other)
+    if dropped != kept and isinstance(dropped, sympy.Symbol) and is_unbacked(dropped):
+        one.node.shape_env._set_replacement(dropped, kept, "results of equal calls are equal")
+    return bool(expression(one) == expression(other))
 
 
 def has_new_symbols(view: object, viewed: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.parity import Route, check, leaf
 from tests.versions import TORCH
@@ -100,3 +101,67 @@ def test_rows_that_a_mask_selects(name: str) -> None:
             Route.DYNAMO,
             order=2,
         )
+
+
+def summed(x: Tensor, group: Tensor) -> Tensor:
+    """By group, of which there are as many as the largest number says."""
+    count = int(group.max()) + 1
+    return x.new_zeros(count, x.shape[1]).scatter_add(0, group[:, None].expand_as(x), x)
+
+
+def dipoles(place: Tensor, mass: Tensor, charge: Tensor, molecule: Tensor) -> Tensor:
+    """Relative to the centre of mass, as potentials have it."""
+    centre = summed(mass * place, molecule) / summed(mass, molecule)
+    dipole = summed(charge.tanh() * (place - centre.index_select(0, molecule)), molecule)
+    size: Tensor = dipole.norm(dim=-1)
+    return size
+
+
+def trained_on_forces(program: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
+    """A force, and the gradients of a loss on forces and results."""
+    torch.manual_seed(0)
+    place, charge = leaf(5, 3), leaf(5, 1)
+    mass, molecule = torch.linspace(1, 2, 5).double()[:, None], torch.tensor([0, 1, 1, 0, 1])
+    out = program(place, mass, charge, molecule)
+    (force,) = torch.autograd.grad(out.sum(), place, create_graph=True)
+    (force.square().sum() + out.square().sum()).backward()
+    return force.detach(), place.grad, charge.grad
+
+
+def test_a_count_that_is_read_from_a_tensor_several_times() -> None:
+    """It is read once, and sizes that were named after other readings are equal to it."""
+    counted = CompileCounterWithBackend("adjoint")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        actual = trained_on_forces(torch.compile(dipoles, backend=counted, fullgraph=True))
+    assert counted.frame_count == 1
+    torch.testing.assert_close(actual, trained_on_forces(dipoles))
+
+
+def pairs(place: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """Of points within a cutoff: results of data-dependent size, and others computed from them."""
+    one, other = torch.triu_indices(5, 5, 1)
+    vector = place[one] - place[other]
+    vector = vector[vector.detach().norm(dim=1) < 2]
+    length = vector.norm(dim=1)
+    return length, vector / length[:, None], (vector.mean(0) * scale).exp()
+
+
+def trained_on_pairs(program: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor | None, ...]:
+    torch.manual_seed(0)
+    place, scale = leaf(5, 3), leaf()
+    length, direction, mean = program(place, scale)
+    out = mean.sum() + (length * length * direction.sum(1)).sum()
+    (force,) = torch.autograd.grad(out, place, create_graph=True)
+    (force.square().sum() + out.square().sum()).backward()
+    return force.detach(), place.grad, scale.grad
+
+
+def test_results_of_data_dependent_size_that_others_are_computed_from() -> None:
+    """The derivative of such a result reads its size from what it has, not from the result."""
+    counted = CompileCounterWithBackend("adjoint")
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
+        actual = trained_on_pairs(torch.compile(pairs, backend=counted, fullgraph=True))
+    assert counted.frame_count == 1
+    torch.testing.assert_close(actual, trained_on_pairs(pairs))

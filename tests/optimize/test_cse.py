@@ -10,9 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 import adjoint
 from adjoint.graph.evaluation import evaluate
+from adjoint.graph.metadata import outputs_of, tensor_of
 from adjoint.graph.origins import origins_of
 from adjoint.graph.verify import verify
 from adjoint.optimize.cse import merge_common_subexpressions
+from adjoint.torch_private import symbols
 from tests.parity import leaf
 
 aten = torch.ops.aten
@@ -33,6 +35,15 @@ def test_nodes_of_different_checkpoints_are_not_merged() -> None:
 
     _, targets = merged(function, leaf(3))
     assert targets.count(aten.sin.default) == 3
+
+
+def test_equal_results_of_data_dependent_size_have_one_symbol_for_it() -> None:
+    module, targets = merged(
+        lambda x: (x.bincount() * 2, x.bincount() * 3), torch.tensor([1, 2, 1])
+    )
+    assert targets.count(aten.bincount.default) == 1
+    one, other = outputs_of(module.graph)
+    assert symbols.same_number(tensor_of(one).shape[0], tensor_of(other).shape[0])
 
 
 def test_the_same_op_of_the_same_values_is_computed_once() -> None:
