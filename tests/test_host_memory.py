@@ -34,7 +34,8 @@ def test_a_value_comes_back_as_it_was(device: str, dtype: torch.dtype) -> None:
     ):
         host = to_host(x)
         assert host.device == CPU
-        assert host.is_pinned() == (device == "cuda")
+        # Without elements there is no memory that could be pinned.
+        assert host.is_pinned() == (device == "cuda" and x.numel() > 0)
         back = from_host(host, x.device, [])
         assert back.device == x.device
         assert back.stride() == host.stride() == x.stride()
@@ -112,7 +113,14 @@ def test_a_network_that_offloads(order: int) -> None:
 
     x = (made("cuda", 4096, 64) / 8).requires_grad_()
     w = (made("cuda", 64, 1024) / 32).requires_grad_()
-    expected = derivatives(lambda x, w: network(x, w, "MUST_SAVE"), (x, w), order)
+
+    def without_checkpoints(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(6):
+            x = x + layer(x, w)
+        return x.square().mean()
+
+    # Eager's checkpoints cannot be differentiated twice.
+    expected = derivatives(without_checkpoints, (x, w), order)
     peaks: dict[str, int] = {}
     for name in ("MUST_SAVE", "MUST_CPU_OFFLOAD"):
         torch._dynamo.reset()
