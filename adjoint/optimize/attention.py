@@ -5,17 +5,15 @@
 However it is written: products by `matmul`, `einsum` or `bmm` over merged heads; the scale a factor
 or a divisor, a number or a tensor, before or after the product and the mask; a mask that is added,
 or that fills with -inf or with the lowest number; one head of keys for several of queries; casts
-around the softmax, as autocast makes them; dropout of the weights; and all of it transposed, as
-where channels come before positions.  What all have in common is two products with a softmax
-between them, over an axis that both products have, and between these only reshapes that keep the
-order of elements, copies, casts and what `optimize/scores.py` knows.
+around the softmax, as autocast makes them; and all of it transposed, as where channels come before
+positions.  What all have in common is two products with a softmax between them, over an axis that
+both products have, and between these only reshapes that keep the order of elements, copies, casts
+and what `optimize/scores.py` knows.
 
 It runs before differentiation, so the fused backward is used, and at higher orders the composition
 of `rules/attention.py`.
 
-* Weights that something else reads, such as the caller, are left alone.
-* The fused kernels of a GPU drop weights, with random numbers of their own: not those that eager
-  would draw, so with the option `eager_rng` dropout stays written out.  Those of a CPU cannot.
+* Weights that something else reads, such as a dropout or the caller, are left alone.
 * A mask with a gradient is left alone: the fused kernels have none for it.
 * Where a mask leaves nothing of a row, the fused kernels return zeros.  Eager returns NaN, or the
   mean of the values if the mask fills with a finite number, and so do we: gradients included, which
@@ -26,7 +24,6 @@ of `rules/attention.py`.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from adjoint.graph.metadata import arguments_of, inputs_of, operand_of, tensor_of
+from adjoint.graph.metadata import arguments_of, inputs_of, tensor_of
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
 from adjoint.optimize.scores import (
@@ -50,7 +47,7 @@ from adjoint.optimize.scores import (
     walk_views,
 )
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, NoMatch, Rest, arguments, call
+from adjoint.rewrite.patterns import Match, Rest, call
 from adjoint.rewrite.rules import Replacement, Rule, Traced
 from adjoint.rewrite.tracing import operators_of
 from adjoint.torch_private.symbols import same_number, same_numbers
@@ -58,7 +55,6 @@ from adjoint.torch_private.symbols import same_number, same_numbers
 aten = torch.ops.aten
 
 SOFTMAX = aten._softmax.default
-DROPOUT = aten.native_dropout.default
 
 FUSED = frozenset(
     {
@@ -120,8 +116,6 @@ class _Attention:
     """Whether the scores are given as their transpose, and so are the biases."""
     transposed: bool
     """Whether the result is the transpose."""
-    dropout: float
-    """The probability with which a weight is dropped."""
 
     @property
     def inputs(self) -> tuple[_Operand, _Operand, _Operand]:
@@ -148,25 +142,17 @@ class _Attention:
         mask = added if filled is None else ~filled
         if added is not None and filled is not None:
             mask = added.masked_fill(filled, -math.inf)
+        out: torch.Tensor = F.scaled_dot_product_attention(
+            query, key, value, mask, scale=self.scale
+        )
         hidden = None if filled is None else filled.all(-1, keepdim=True)
-        nothing = None
         if added is not None:
             assert mask is not None
-            nothing = torch.eq(mask, -math.inf).all(-1, keepdim=True)
-        is_finite = not any(map(math.isinf, self._fills()))
-        if hidden is not None and is_finite:
-            # Such a row has equal weights, which depend on neither the query nor the keys.
-            query = query.masked_fill(hidden, 0)
-            assert mask is not None
-            mask = mask | hidden if added is None else mask.masked_fill(hidden, 0)
-        out: torch.Tensor = F.scaled_dot_product_attention(
-            query, key, value, mask, self.dropout, scale=self.scale
-        )
-        if nothing is not None:
+            nothing = (mask == -math.inf).all(-1, keepdim=True)
             nothing = nothing if hidden is None else nothing & ~hidden
             out = out * torch.where(nothing, math.nan, 1.0).to(out.dtype)
-        if hidden is not None and not is_finite:
-            out = torch.where(hidden, _nan_like_the_values(value, hidden), out)
+        if hidden is not None:
+            out = torch.where(hidden, self._of_equal_weights(value, hidden), out)
         if self.transposed:
             out = out.transpose(-2, -1)
         if self.dense:
@@ -174,6 +160,15 @@ class _Attention:
         if not same_numbers(out.shape, self.shape):
             out = out.reshape(self.shape)
         return out
+
+    def _of_equal_weights(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The result of a row in which every score is filled; it depends on the values alone."""
+        mean: torch.Tensor = value.mean(-2, keepdim=True)
+        if not any(map(math.isinf, self._fills())):
+            return mean
+        # The softmax of such a row is NaN, and so is the gradient of the values then.
+        factor = torch.where(hidden.any(-2, keepdim=True), math.nan, 0.0)
+        return mean * factor.to(mean.dtype)
 
     def _with_heads(self, x: torch.Tensor) -> torch.Tensor:
         """With the axes batch, heads, length and width, the last of them dense."""
@@ -229,25 +224,7 @@ class _Attention:
         return all(bias.fill is not None and math.isfinite(bias.fill) for bias in after)
 
 
-def _nan_like_the_values(value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """The result of a row in which every score is -inf, and its softmax NaN; so is the gradient of
-    the values."""
-    mean: torch.Tensor = value.mean(-2, keepdim=True)
-    factor = torch.where(hidden.any(-2, keepdim=True), math.nan, 0.0)
-    return mean * factor.to(mean.dtype)
-
-
-def _walk_weights(node: fx.Node) -> list[fx.Node]:
-    """The values that the weights of a product are made of: views, copies, casts and one dropout,
-    which is listed after its result."""
-    chain = walk_views(node)
-    drawn = chain[-1].args[0] if chain[-1].target is operator.getitem else None
-    if isinstance(drawn, fx.Node) and drawn.target is DROPOUT and chain[-1].args[1] == 0:
-        chain += [drawn, *walk_views(operand_of(drawn))]
-    return chain
-
-
-def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
+def _found(match: Match, dense: bool) -> _Attention | None:
     root = match.root
     product = root
     if root.target in RESHAPES:
@@ -255,10 +232,10 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
     elif [each.target for each in root.users if each.target in RESHAPES] and len(root.users) == 1:
         return None  # Matched at the reshape, which needs no copy of the result.
     weights, values = arguments_of(product)
-    transposed = _walk_weights(weights)[-1].target is not SOFTMAX
+    transposed = walk_views(weights)[-1].target is not SOFTMAX
     if transposed:  # values weights^T
         weights, values = values, weights
-    chain = _walk_weights(weights)
+    chain = walk_views(weights)
     softmax = chain[-1]
     if softmax.target is not SOFTMAX:
         return None
@@ -271,12 +248,8 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
         return None
     if not keeps_order(chain, *((_TRANSPOSE,) if over_rows != transposed else ())):
         return None
-    dropout = 0.0
     for each in chain:
-        if each.target is DROPOUT:
-            dropout = _probability(match.absorb(each, DROPOUT, drawn_anew=drops))
-        else:
-            match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, operator.getitem, SOFTMAX)
+        match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, SOFTMAX)
     scores = scores_of(match, softmax.args[0])
     shape = _shape_of_scores(scores, tuple(tensor_of(softmax).shape), over_rows)
     one, other = scores.product
@@ -304,18 +277,8 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
         dense,
         over_rows,
         transposed,
-        dropout,
     )
     return found if _fits(found, len(shape)) else None
-
-
-def _probability(drawn: fx.Node) -> float:
-    """With which a dropout drops."""
-    given = arguments(drawn.target, drawn.args, drawn.kwargs)
-    probability: object = given["p"]
-    if given["train"] is False or not isinstance(probability, float) or not 0 < probability < 1:
-        raise NoMatch
-    return probability
 
 
 def _shape_of_scores(
@@ -361,9 +324,9 @@ def _fits_dtype(factor: Factor, query: torch.Tensor) -> bool:
     return value.device == query.device and (not value.dim() or value.dtype == query.dtype)
 
 
-def _rule(name: str, dense: bool, differentiated: set[str], drops: bool) -> Rule:
+def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
     def fuse(match: Match) -> Replacement | None:
-        found = _found(match, dense, drops)
+        found = _found(match, dense)
         if found is None:
             return None
         tensors = [each.tensor for each in found.biases]
@@ -377,13 +340,10 @@ def _rule(name: str, dense: bool, differentiated: set[str], drops: bool) -> Rule
     return Rule(name, (call((*RESHAPES, *PRODUCTS), Rest("rest")),), fuse, __doc__ or "")
 
 
-def fuse_attention(
-    graph_module: fx.GraphModule, wrt: Sequence[int] = (), drops: bool = True
-) -> fx.GraphModule:
+def fuse_attention(graph_module: fx.GraphModule, wrt: Sequence[int] = ()) -> fx.GraphModule:
     """Replace attention that is written out by one fused call.
 
-    `wrt`: positions of the inputs that are differentiated with respect to.  `drops`: attention with
-    dropout may draw other random numbers than eager does.
+    `wrt`: positions of the inputs that are differentiated with respect to.
     """
     graph = graph_module.graph
     if not graph.find_nodes(op="call_function", target=SOFTMAX):
@@ -391,8 +351,5 @@ def fuse_attention(
     inputs = inputs_of(graph)
     names = {inputs[place].name for place in wrt}
     with assuming(graph_module):
-        rules = [
-            _rule("as-it-is", False, names, drops),
-            _rule("as-a-dense-tensor", True, names, drops),
-        ]
+        rules = [_rule("as-it-is", False, names), _rule("as-a-dense-tensor", True, names)]
         return rewrite(graph_module, rules, "fuse-attention")

@@ -36,7 +36,7 @@ from adjoint.graph.metadata import (
     region_of,
     value_at,
 )
-from adjoint.graph.purity import draws, is_collective, is_impure
+from adjoint.graph.purity import is_collective, is_impure
 from adjoint.open_types import OpArgument, OpArguments
 from adjoint.torch_private.operators import OpOverload, OpOverloadPacket, schema_arguments
 from adjoint.torch_private.symbols import same_number
@@ -154,19 +154,15 @@ class Match:
     def root(self) -> fx.Node:
         return self.roots[0]
 
-    def absorb(
-        self, node: object, *ops: object, shared: bool = False, drawn_anew: bool = False
-    ) -> fx.Node:
+    def absorb(self, node: object, *ops: object, shared: bool = False) -> fx.Node:
         """`node`, a call of one of `ops`, as a part of the match.
 
         `NoMatch` if it is something else, or cannot be replaced together with the root.  For rules
-        that walk through a graph by themselves.  `drawn_anew`: it may draw random numbers, because
-        the replacement draws as often; nothing else that draws may be between it and the root.
+        that walk through a graph by themselves.
         """
         if not isinstance(node, fx.Node) or node.op != "call_function" or node.target not in ops:
             raise NoMatch
-        may_go = is_replaceable(node) or (drawn_anew and _is_last_draw(node, self.root))
-        if not may_go or not _belong_together(node, self.root):
+        if not is_replaceable(node) or not _belong_together(node, self.root):
             raise NoMatch
         if not shared and any(user not in self.nodes for user in node.users):
             raise NoMatch
@@ -177,19 +173,6 @@ class Match:
 def is_replaceable(node: fx.Node) -> bool:
     """Whether a rule may replace the node: it neither draws, nor communicates, nor has effects."""
     return not is_impure(node) and not is_collective(node)
-
-
-def _is_last_draw(node: fx.Node, root: fx.Node) -> bool:
-    """Whether a node that draws has no effects between itself and `root`, so that draws stay in
-    order if the replacement of `root` draws in its place."""
-    if not draws(node):
-        return False
-    between = node.next
-    while between is not root:
-        if not is_replaceable(between):
-            return False
-        between = between.next
-    return True
 
 
 def _belong_together(one: fx.Node, other: fx.Node) -> bool:
