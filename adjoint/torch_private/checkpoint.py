@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Protocol, TypeAlias
 
 from torch import fx
@@ -43,7 +45,10 @@ def forward_context(body: fx.GraphModule) -> contextlib.AbstractContextManager[o
 
 @contextlib.contextmanager
 def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -> Iterator[None]:
-    """Under `mode`, selective checkpointing calls `handle` for each op, and caches nothing."""
+    """Under `mode`, selective checkpointing calls `handle` for each op, and caches nothing.
+
+    Checkpoints that an error has interrupted are closed.
+    """
 
     def dispatch(
         self: _Policy,
@@ -66,7 +71,24 @@ def selective_checkpoints_handled_by(handle: Handler, mode: TorchDispatchMode) -
         return handle(lambda: op(*args, **named), policy)
 
     with replaced(checkpoint._CachingTorchDispatchMode, "__torch_dispatch__", dispatch, mode):
-        yield
+        try:
+            yield
+        except BaseException as error:
+            _close_interrupted(error)
+            raise
+
+
+def _close_interrupted(error: BaseException) -> None:
+    """Leave the modes and hooks of the checkpoints that the error came out of, the innermost first.
+
+    In torch 2.11 they stay until the frames that the error refers to are freed.
+    """
+    opened = checkpoint._checkpoint_without_reentrant_generator.__code__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        for generator in list(frame.f_locals.values()):
+            if isinstance(generator, GeneratorType) and generator.gi_code is opened:
+                generator.close()
 
 
 def _context(result: object) -> checkpoint.SelectiveCheckpointContext:

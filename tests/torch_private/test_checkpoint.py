@@ -3,9 +3,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 import torch
-from torch.utils._python_dispatch import BaseTorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils._python_dispatch import BaseTorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from adjoint.torch_private.checkpoint import (
     forward_context,
@@ -46,6 +51,24 @@ def test_a_selective_checkpoint_asks() -> None:
         with mode, forward_context(body):
             torch.ones(3).sin().cos()
     assert said[-2:] == ["MUST_SAVE", "PREFER_RECOMPUTE"]
+
+
+def test_a_checkpoint_that_an_error_interrupts_leaves_its_modes() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(x.sin())
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, save_sines)
+
+    def nested(x: torch.Tensor) -> Any:
+        return checkpoint(fails, x, use_reentrant=False, context_fn=contexts)
+
+    mode, x = BaseTorchDispatchMode(), torch.ones(3)
+    # The error is kept, and so are the frames that it went through.
+    with pytest.raises(ValueError) as kept, mode:
+        with selective_checkpoints_handled_by(lambda run, policy: run(), mode):
+            checkpoint(nested, x, use_reentrant=False, context_fn=contexts)
+    assert not _get_current_dispatch_mode_stack()
+    assert kept.value is not None
 
 
 def test_a_checkpoint_that_is_not_selective_has_no_context() -> None:
