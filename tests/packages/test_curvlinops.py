@@ -30,13 +30,18 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITHOUT_LOSS = ("JacobianLinearOperator", "TransposedJacobianLinearOperator")
 
+# Until rounding is all that is left: by default both solvers stop before, and where they stop depends
+# on rounding.
+CONVERGED = {"max_iter": 500, "tolerance": 1e-14, "eps": 1e-30, "stop_updating_after": 1e-14}
+DAMPED = {"maxiter": 500, "atol": 1e-14, "btol": 1e-14, "damp": 0.1}
+
 # What is made of operators: each is tried on one.
 MADE_OF_OPERATORS: dict[str, Callable[[Any, Any], Tensor]] = {
     "CGInverseLinearOperator": lambda lib, matrix: (
-        lib.CGInverseLinearOperator(matrix, tolerance=1e-12) @ vector(matrix)
+        lib.CGInverseLinearOperator(matrix, **CONVERGED) @ vector(matrix)
     ),
     "LSMRInverseLinearOperator": lambda lib, matrix: (
-        lib.LSMRInverseLinearOperator(matrix, atol=1e-12, btol=1e-12) @ vector(matrix)
+        lib.LSMRInverseLinearOperator(matrix, **DAMPED) @ vector(matrix)
     ),
     "NeumannInverseLinearOperator": lambda lib, matrix: (
         lib.NeumannInverseLinearOperator(matrix, num_terms=4, scale=0.1) @ vector(matrix)
@@ -72,7 +77,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {
 
 
 def vector(matrix: Any) -> Tensor:
-    return torch.linspace(-1, 1, matrix.shape[1])
+    return torch.linspace(-1, 1, matrix.shape[1], dtype=torch.float64)
 
 
 def model() -> nn.Module:
