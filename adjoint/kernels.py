@@ -6,11 +6,11 @@ import contextvars
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ from adjoint.store.keeping import Store
 from adjoint.target import Loader, Machine, Target
 
 Key: TypeAlias = "tuple[torch.device, Machine | None, str]"
+Name = TypeVar("Name", bound=Hashable)
 
 # The kernels of this process, by target and content: programs share equal kernels, and a kernel
 # lives as long as a program that calls it.
@@ -203,25 +204,38 @@ def _cores() -> int:
 
 
 def _load_module(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:
-    """Compile all as one module; if that fails, each by itself.  Also returns those that fail."""
+    """Compile kernels as one module, if that succeeds.  Also returns those that fail."""
     machine = target.machine
     assert machine is not None
-    try:
+    made: dict[Key, NativeFunction] = {}
+
+    def load_together(kernels: Mapping[Key, Kernel]) -> None:
         text = emit_module(list(kernels.values()), machine.attributes, machine.vector_bytes)
-        found = load(text, [kernel.name for kernel in kernels.values()])
+        functions = load(text, [kernel.name for kernel in kernels.values()])
+        made.update(zip(kernels, functions, strict=True))
+
+    return made, together_or_alone(kernels, load_together)
+
+
+def together_or_alone(
+    kernels: Mapping[Name, Kernel], compile_together: Callable[[Mapping[Name, Kernel]], None]
+) -> dict[Name, Exception]:
+    """Compile all kernels together; if that fails, each by itself.  Returns those that fail.
+
+    `compile_together` keeps what it makes.
+    """
+    try:
+        compile_together(kernels)
     except Exception as error:
         if passes_through(error):
             raise
         if len(kernels) == 1:
-            return {}, dict.fromkeys(kernels, error)
-        made: dict[Key, NativeFunction] = {}
-        failed: dict[Key, Exception] = {}
-        for key, kernel in kernels.items():
-            alone, failures = _load_module({key: kernel}, target)
-            made.update(alone)
-            failed.update(failures)
-        return made, failed
-    return dict(zip(kernels, found, strict=True)), {}
+            return dict.fromkeys(kernels, error)
+        failed: dict[Name, Exception] = {}
+        for name, kernel in kernels.items():
+            failed.update(together_or_alone({name: kernel}, compile_together))
+        return failed
+    return {}
 
 
 def _load_on_gpu(kernels: Mapping[Key, Kernel], target: Target) -> Loaded:

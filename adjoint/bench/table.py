@@ -36,14 +36,7 @@ def rendered_by_workload(
 def _of_workload(
     table: Table, workload: str, columns: Sequence[str], cells: Cells, min_width: int
 ) -> rich.table.Table:
-    shown = rich.table.Table(
-        title=f"[bold]{escape(workload)}[/]",
-        title_justify="left",
-        title_style="",
-        box=rich.box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    shown = empty(escape(workload))
     # One width, so that the columns of all tables stand below each other.
     shown.add_column("system", no_wrap=True, min_width=_SYSTEM_WIDTH)
     for name in columns:
@@ -51,6 +44,18 @@ def _of_workload(
     for row in table.of(workload):
         shown.add_row(system_name(row.system), *cells(table, row))
     return shown
+
+
+def empty(title: str) -> rich.table.Table:
+    """A table under a title, without columns."""
+    return rich.table.Table(
+        title=f"[bold]{title}[/]",
+        title_justify="left",
+        title_style="",
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
 
 
 def system_name(system: str) -> str:

@@ -10,7 +10,6 @@ the index and every number are checked before anything is mapped.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -37,6 +36,7 @@ from adjoint.store.entries import (
     packed,
     unpacked,
 )
+from adjoint.store.folder import replacing
 
 KIND = "export"
 
@@ -295,14 +295,9 @@ def trusted(path: Path) -> bytes:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that there is the whole of it, or what was there before."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with replacing(path, new):
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(new, stat.S_IMODE(os.stat(new).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
-        os.replace(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise

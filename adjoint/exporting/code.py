@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.errors import ExportError
 from adjoint.exported.file import GpuCode, Target
 from adjoint.graph.boundary import failure_text, passes_through
-from adjoint.kernels import key_of
+from adjoint.kernels import key_of, together_or_alone
 from adjoint.loops.plan import Launch, Plan
 from adjoint.loops.statements import Kernel
 from adjoint.runtime import glue
@@ -89,25 +89,15 @@ class Code:
         )
 
     def _compile(self, kernels: dict[str, Kernel]) -> dict[str, Exception]:
-        """Compile all as one module; if that fails, each by itself.  Returns those that fail."""
-        if not kernels:
-            return {}
-        try:
-            label = f"{len(self._names)}."
-            objects = {cpu: self._object(list(kernels.values()), cpu) for cpu in self.cpus}
-        except Exception as error:
-            if passes_through(error):
-                raise
-            if len(kernels) == 1:
-                return dict.fromkeys(kernels, error)
-            failed: dict[str, Exception] = {}
-            for key, kernel in kernels.items():
-                failed.update(self._compile({key: kernel}))
-            return failed
+        """Compile kernels as one module, if that succeeds.  Returns those that fail."""
+        return together_or_alone(kernels, self._compile_together) if kernels else {}
+
+    def _compile_together(self, kernels: Mapping[str, Kernel]) -> None:
+        label = f"{len(self._names)}."
+        objects = {cpu: self._object(list(kernels.values()), cpu) for cpu in self.cpus}
         for cpu, data in objects.items():
             self._objects[cpu].append((label, data))
         self._names.update({key: label + kernel.name for key, kernel in kernels.items()})
-        return {}
 
     def _object(self, kernels: list[Kernel], cpu: str) -> bytes:
         made = machine(cpu)

@@ -105,14 +105,9 @@ class DynamoWriting(GraphWriting):
         ]
 
     def _tensor(self, value: torch.Tensor) -> Tree:
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise Unwritable("a tensor that is not strided, or is lazily negated")
         return [
             str(value.dtype),
-            [self._size(size) for size in value.shape],
-            [self._size(stride) for stride in value.stride()],
-            self._size(value.storage_offset()),
-            str(value.device),
+            *self._layout(value),
             self._size(value.untyped_storage().nbytes()),
             [value.requires_grad, value.is_leaf, value.grad_fn is None, value.is_inference()],
         ]

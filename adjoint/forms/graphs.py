@@ -303,19 +303,25 @@ class GraphWriting(Writing):
         return self.tree(line) if place is None else place
 
     def _fake(self, value: FakeTensor) -> Tree:
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise Unwritable("a tensor that is not strided, or is lazily negated")
         if value.requires_grad or type(value) is not FakeTensor:
             raise Unwritable("a value of a node that requires grad, or a tensor subclass")
         memory = self._memories.setdefault(memory_of(value), len(self._memories))
         return [
             "fake",
             self.tree(value.dtype)[1],
+            *self._layout(value),
+            memory,
+        ]
+
+    def _layout(self, value: torch.Tensor) -> list[Tree]:
+        """Sizes, strides, storage offset and device."""
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise Unwritable("a tensor that is not strided, or is lazily negated")
+        return [
             [self._size(size) for size in value.shape],
             [self._size(stride) for stride in value.stride()],
             self._size(value.storage_offset()),
             str(value.device),
-            memory,
         ]
 
     def _size(self, size: int | torch.SymInt) -> Tree:

@@ -14,7 +14,7 @@ is computed at once, so that neither z nor d is ever there as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -60,10 +60,7 @@ def _linear_cross_entropy(
     weights = row_weights(target, classes, reduction, ignored, dtype)
     loss = torch.zeros((), dtype=dtype, device=x.device)
     _, *asked = output_mask
-    of_x, of_w, of_bias = (
-        torch.zeros_like(each) if wanted and each is not None else x.new_empty(0)
-        for wanted, each in zip(asked, (x, w, bias), strict=True)
-    )
+    of_x, of_w, of_bias = _zeros((x, w, bias), asked)
     step = max(MIN_CHUNK_ROWS, CHUNK_BYTES // max(1, classes_count * dtype.itemsize))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
@@ -104,11 +101,14 @@ def _(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     loss = x.new_empty((), dtype=dtype)
-    of_x, of_w, of_bias = (
-        torch.empty_like(each) if wanted and each is not None else x.new_empty(0)
-        for wanted, each in zip(output_mask[1:], (x, w, bias), strict=True)
-    )
+    of_x, of_w, of_bias = _zeros((x, w, bias), output_mask[1:])
     return loss, of_x, of_w, of_bias
+
+
+def _zeros(inputs: tuple[Tensor, Tensor, Tensor | None], asked: Sequence[bool]) -> Iterator[Tensor]:
+    """The gradients before any row is added; those that are not asked for are empty."""
+    for each, is_asked in zip(inputs, asked, strict=True):
+        yield torch.zeros_like(each) if is_asked and each is not None else inputs[0].new_empty(0)
 
 
 linear_cross_entropy: OpOverload = torch.ops.adjoint.linear_cross_entropy.default

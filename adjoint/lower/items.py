@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -167,10 +167,19 @@ class Item:
         return linear([index[dim] for dim in order], row_major([shape[dim] for dim in order]))
 
 
-def constant_at(node: fx.Node, index: MultiIndex, reader: Reader) -> Expression | None:
-    """An element of a constant tensor, which is computed wherever it is read; else None."""
-    definition = definition_of(node) if node.target in CONSTANTS else None
-    return definition.element(index, reader) if isinstance(definition, Mapped) else None
+def element_of(
+    node: fx.Node,
+    index: MultiIndex,
+    reader: Reader,
+    read: Callable[[fx.Node, MultiIndex], Expression],
+) -> Expression:
+    """An element of a value: of a constant tensor, its formula; of any other, what `read` returns
+    for the tensor in memory behind the views."""
+    base, index = resolve(node, index)
+    definition = definition_of(base) if base.target in CONSTANTS else None
+    if isinstance(definition, Mapped):
+        return definition.element(index, reader)
+    return read(base, index)
 
 
 class Recorder:
@@ -180,10 +189,9 @@ class Recorder:
         self.reads: list[tuple[fx.Node, MultiIndex]] = []
 
     def read(self, node: fx.Node, index: MultiIndex) -> Expression:
-        base, index = resolve(node, index)
-        known = constant_at(base, index, self)
-        if known is not None:
-            return known
+        return element_of(node, index, self, self._record)
+
+    def _record(self, base: fx.Node, index: MultiIndex) -> Expression:
         self.reads.append((base, index))
         return Name("?", dtype_of(base))
 

@@ -25,7 +25,7 @@ from adjoint.lower.index import (
     reshaped,
     row_major,
 )
-from adjoint.lower.items import Item, constant_at, resolve
+from adjoint.lower.items import Item, element_of
 from adjoint.lower.operands import Operands
 from adjoint.lower.sizes import Size, product, same
 from adjoint.lower.views import MultiIndex, dtype_of
@@ -139,10 +139,9 @@ class Iteration(Operands):
 
     def read(self, node: fx.Node, index: MultiIndex) -> Expression:
         """The element of a tensor at `index`: from a register, computed, or loaded."""
-        base, index = resolve(node, index)
-        known = constant_at(base, index, self)
-        if known is not None:
-            return known
+        return element_of(node, index, self, self._read_base)
+
+    def _read_base(self, base: fx.Node, index: MultiIndex) -> Expression:
         if base in self.available:
             return self.available[base]
         found = self.group.members.get(base)

@@ -48,7 +48,7 @@ from adjoint.lower.partial_sums import (
     share,
 )
 from adjoint.lower.sizes import Size, is_one, product, quotient
-from adjoint.lower.views import dtype_of, shape_of
+from adjoint.lower.views import MultiIndex, dtype_of, shape_of
 
 # Rows with at most this many columns: the loop over rows is vectorized, not that over columns.
 MAX_UNVECTORIZED_COLUMNS = 8
@@ -194,7 +194,10 @@ class Builder(PartialSums):
 
     def row_item(self, item: Item) -> list[Statement]:
         index = self.index_of(item, rows=True)
-        value = item.definition.element(index, self)
+        return self.row_value(item, index, item.definition.element(index, self))
+
+    def row_value(self, item: Item, index: MultiIndex, value: Expression) -> list[Statement]:
+        """Name the value of an item in a row, and store it at `index` if others need it."""
         name = Name(f"row{len(self.available)}", value.dtype)
         self.available[item.node] = name
         statements: list[Statement] = [Assign(name.name, value)]

@@ -145,12 +145,7 @@ class StridedBuilder(Builder):
     def _finished(self, item: Item, total: Expression) -> list[Statement]:
         assert isinstance(item.definition, Reduced)
         value = item.definition.finish(total, self)
-        name = Name(f"row{len(self.available)}", value.dtype)
-        self.available[item.node] = name
-        statements: list[Statement] = [Assign(name.name, value)]
-        if item.node in self.stored:
-            statements.append(self.store(item.node, kept_index(item, self.index_of(item)), name))
-        return statements
+        return self.row_value(item, kept_index(item, self.index_of(item)), value)
 
     def _over_rows(self, body: list[Statement]) -> Statement:
         return Loop("j", integer(0), self.count, tuple(body), Mapping.VECTOR)

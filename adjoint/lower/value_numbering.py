@@ -32,7 +32,7 @@ from adjoint.lower.index import (
     of_axis,
     row_major,
 )
-from adjoint.lower.items import constant_at, resolve, strides_of
+from adjoint.lower.items import element_of, strides_of
 from adjoint.lower.selection import Selection
 from adjoint.lower.sizes import Size
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of
@@ -84,18 +84,18 @@ class _Naming:
     """A reader that returns, for each element, a name that says which it is."""
 
     def read(self, node: fx.Node, index: MultiIndex) -> Expression:
-        base, index = resolve(node, index)
-        known = constant_at(base, index, self)
-        if known is not None:
-            return known
-        place = linear(index, row_major(shape_of(base)))
-        return Name(f"{base.name}{_shown(place)}", dtype_of(base))
+        return element_of(node, index, self, _element_name)
 
     def size(self, size: Size) -> Expression:
         return Name(str(size), torch.int64)
 
     def position(self, index: Index) -> Expression:
         return Name(_shown(index), torch.int64)
+
+
+def _element_name(node: fx.Node, index: MultiIndex) -> Name:
+    place = linear(index, row_major(shape_of(node)))
+    return Name(f"{node.name}{_shown(place)}", dtype_of(node))
 
 
 def _shown(index: Index) -> str:

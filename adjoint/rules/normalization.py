@@ -11,7 +11,7 @@ x: rstd = (var(x) + eps)^(-1/2), where eps is implied by the given rstd.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,29 @@ def input_cotangent(
     return (g - g.mean(axes, keepdim=True) - y * along) * rstd
 
 
+def affine_cotangents(
+    g: Tensor,
+    y: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    axes: list[int],
+    summed: Callable[[Tensor], Tensor],
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The cotangents of x, weight and bias, given that of weight y + bias.
+
+    `axes`: those that x is normalized over.  `summed`: a sum over the elements that share a weight.
+    """
+    of_x = of_weight = of_bias = None
+    if output_mask[0]:
+        of_x = input_cotangent(g if weight is None else g * weight, y, rstd, axes)
+    if output_mask[1] and weight is not None:
+        of_weight = summed(g * y)
+    if output_mask[2]:
+        of_bias = summed(g)
+    return of_x, of_weight, of_bias
+
+
 @composition(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
     cotangent: Tensor,
@@ -54,15 +77,10 @@ def layer_norm_backward(
     rest = list(range(x.dim() - len(normalized_shape)))
     centered = x - x.mean(axes, keepdim=True)
     deviation = _reciprocal_deviation(centered.square().mean(axes, keepdim=True), rstd)
-    of_x = of_weight = of_bias = None
-    if output_mask[0]:
-        g = cotangent if weight is None else cotangent * weight
-        of_x = input_cotangent(g, centered * deviation, deviation, axes)
-    if output_mask[1] and weight is not None:
-        of_weight = _sum(cotangent * centered * deviation, rest)
-    if output_mask[2]:
-        of_bias = _sum(cotangent, rest)
-    return of_x, of_weight, of_bias
+    y = centered * deviation
+    return affine_cotangents(
+        cotangent, y, deviation, weight, axes, lambda each: _sum(each, rest), output_mask
+    )
 
 
 @composition(aten._fused_rms_norm_backward.default)
@@ -109,15 +127,12 @@ def group_norm_backward(
     deviation = _reciprocal_deviation(
         centered.square().mean(axes, keepdim=True), rstd.reshape(N, group, 1, 1)
     )
-    of_x = of_weight = of_bias = None
-    if output_mask[0]:
-        weighted = g if weight is None else g * weight.reshape(group, C // group, 1)
-        of_x = input_cotangent(weighted, centered * deviation, deviation, axes).reshape(x.shape)
-    if output_mask[1] and weight is not None:
-        of_weight = (g * centered * deviation).sum([0, 3]).reshape(C)
-    if output_mask[2]:
-        of_bias = g.sum([0, 3]).reshape(C)
-    return of_x, of_weight, of_bias
+    y = centered * deviation
+    weight = None if weight is None else weight.reshape(group, C // group, 1)
+    of_x, *others = affine_cotangents(
+        g, y, deviation, weight, axes, lambda each: each.sum([0, 3]).reshape(C), output_mask
+    )
+    return None if of_x is None else of_x.reshape(x.shape), *others
 
 
 @vjp(aten._native_batch_norm_legit_functional.default, aten.native_batch_norm.default)

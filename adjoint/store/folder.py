@@ -104,13 +104,8 @@ class Folder:
             return
         self._make_folders(self._root, self._root / "new", path.parent.parent, path.parent)
         new = self._root / "new" / uuid.uuid4().hex
-        try:
+        with replacing(path, new):
             self._write_new(new, data)
-            os.replace(new, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise
         self._unseen += len(data)
         if not self._has_pruned or self._unseen > self.limit * (1 - _SHARE_AFTER_PRUNING):
             self.prune(self.limit, int(self.limit * _SHARE_AFTER_PRUNING))
@@ -250,6 +245,18 @@ class Folder:
                 # The clock may have been set back since.
                 if abs(now - path.lstat().st_mtime) > MAX_WRITE_SECONDS:
                     path.unlink()
+
+
+@contextlib.contextmanager
+def replacing(path: Path, new: Path) -> Iterator[None]:
+    """Write the file `new`, which takes the place of `path` once it is whole."""
+    try:
+        yield
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def _folders(path: Path) -> list[Path]:

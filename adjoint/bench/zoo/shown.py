@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 
-import rich.box
 import rich.table
 from rich.console import Group
 
@@ -34,14 +33,7 @@ def cells(measured: Table, row: Row) -> list[str]:
 
 def summary(measured: Table) -> rich.table.Table:
     """Geometric means and the worst model, of plain training and of steps with derivatives."""
-    shown = rich.table.Table(
-        title="[bold]geometric means[/]",
-        title_justify="left",
-        title_style="",
-        box=rich.box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    shown = table.empty("geometric means")
     for name in ("steps", "system"):
         shown.add_column(name, no_wrap=True)
     for name in ("models", "x eager", "x best", "x ind.", "peak", "slowest"):

@@ -16,7 +16,7 @@ from adjoint.lower.compositions.registry import (
     require_real,
     widened,
 )
-from adjoint.rules.normalization import input_cotangent
+from adjoint.rules.normalization import affine_cotangents
 
 aten = torch.ops.aten
 
@@ -65,15 +65,20 @@ def _layer_norm_backward(
     axes, rest = list(range(first, x.dim())), list(range(first))
     g, wide = widened(cotangent), widened(x)
     normal = (wide - mean) * rstd
-    of_x = of_weight = of_bias = None
-    if output_mask[0]:
-        weighted = g if weight is None else g * widened(weight)
-        of_x = input_cotangent(weighted, normal, rstd, axes).to(x.dtype)
-    if output_mask[1] and weight is not None:
-        of_weight = ((g * normal).sum(rest) if rest else g * normal).to(weight.dtype)
-    if output_mask[2]:
-        of_bias = (g.sum(rest) if rest else g.clone()).to(cotangent.dtype)
-    return of_x, of_weight, of_bias
+    factor = None if weight is None else widened(weight)
+
+    def sum_over_rows(value: Tensor) -> Tensor:
+        return value.sum(rest) if rest else value.clone()
+
+    of_x, of_weight, of_bias = affine_cotangents(
+        g, normal, rstd, factor, axes, sum_over_rows, output_mask
+    )
+    return _like(of_x, x), _like(of_weight, weight), _like(of_bias, cotangent)
+
+
+def _like(cotangent: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """A cotangent in the dtype of `value`."""
+    return None if cotangent is None or value is None else cotangent.to(value.dtype)
 
 
 @composition(aten._fused_rms_norm.default)
@@ -145,12 +150,9 @@ def _group_norm_backward(
     g, wide = widened(cotangent).reshape(groups.shape), widened(x).reshape(groups.shape)
     mean, rstd = (widened(each).reshape(groups.of_samples) for each in (mean, rstd))
     normal = (wide - mean) * rstd
-    of_x = of_weight = of_bias = None
-    if output_mask[0]:
-        weighted = g if weight is None else g * groups.channels(weight)
-        of_x = input_cotangent(weighted, normal, rstd, groups.axes).reshape(x.shape).to(x.dtype)
-    if output_mask[1] and weight is not None:
-        of_weight = groups.sum_over_samples(g * normal).to(weight.dtype)
-    if output_mask[2]:
-        of_bias = groups.sum_over_samples(g).to(x.dtype)
-    return of_x, of_weight, of_bias
+    factor = None if weight is None else groups.channels(weight)
+    of_x, of_weight, of_bias = affine_cotangents(
+        g, normal, rstd, factor, groups.axes, groups.sum_over_samples, output_mask
+    )
+    of_x = None if of_x is None else of_x.reshape(x.shape)
+    return _like(of_x, x), _like(of_weight, weight), _like(of_bias, x)
