@@ -44,9 +44,9 @@ from adjoint.store.entries import digest_of
 from adjoint.store.keeping import Store
 from adjoint.store.versions import versions
 from adjoint.target import Loader, Target
-from adjoint.torch_private.corrected_fakes import learned
 from adjoint.torch_private.dynamo import is_general_attempt
 from adjoint.torch_private.expressions import Ranges, assume, narrow, ranges
+from adjoint.torch_private.learned_fakes import learned
 from adjoint.torch_private.modes import settings
 
 Value = TypeVar("Value")

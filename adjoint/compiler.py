@@ -32,7 +32,8 @@ from adjoint.graph.evaluation import evaluate, evaluate_taking
 from adjoint.graph.metadata import inputs_of, outputs_of
 from adjoint.graph.sizes import assuming, size_hints
 from adjoint.kernels import CompiledKernels, compile_kernels
-from adjoint.loops.footprint import ChainFootprint, Footprint
+from adjoint.loops.chain_footprint import ChainFootprint
+from adjoint.loops.footprint import Footprint
 from adjoint.loops.plan import Plan
 from adjoint.lower.assumptions import noting_assumptions
 from adjoint.lower.planning import lower

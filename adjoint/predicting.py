@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adjoint.graph.derivative import Backward, Derivative
-from adjoint.loops.footprint import ChainFootprint, Footprint, Held, footprint
+from adjoint.loops.chain_footprint import ChainFootprint, Held
+from adjoint.loops.footprint import Footprint, footprint
 from adjoint.loops.plan import Plan
 from adjoint.loops.runs import why_not_captured
 from adjoint.runtime.cpu.program import this_processor

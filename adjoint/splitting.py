@@ -17,7 +17,7 @@ from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.metadata import outputs_of
 from adjoint.graph.origins import Origin, is_part, origins_of
 from adjoint.host_memory import to_host
-from adjoint.loops.footprint import ChainFootprint
+from adjoint.loops.chain_footprint import ChainFootprint
 from adjoint.partition.budget import within_budget
 from adjoint.partition.split import Forward, Split
 from adjoint.pipeline import FORWARD, LINEAR

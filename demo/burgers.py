@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import perceptron
+from adjoint.bench.problems import perceptron
 from demo.training import Batch, Lesson, Network
 
 STEPS = 500

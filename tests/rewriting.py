@@ -15,7 +15,9 @@ from adjoint.graph.verify import verify
 from adjoint.observing import Sighting
 from adjoint.pipeline import JOINT, PASS_NAMES, POST, primal
 from adjoint.rewrite.engine import Rewriting, rewriting
+from adjoint.rewrite.matching import match_at
 from adjoint.rewrite.rules import Rule
+from adjoint.rewrite.tracing import pattern_of
 
 
 def graph_of(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> fx.GraphModule:
@@ -91,3 +93,15 @@ def rewritten(
     verify(made.graph_module)
     assert_same(module, made.graph_module, *inputs)
     return made
+
+
+def matched(pattern: Any, examples: list[Any], function: Any, *inputs: Any, **options: Any) -> int:
+    """How often a function traced with `examples`, as a pattern, matches in another."""
+    found = pattern_of(pattern, examples)
+    graph = graph_of(function, *inputs, **options).graph
+    return sum(
+        each.has_right_sizes(match)
+        for each in found
+        for node in graph.nodes
+        for match in match_at(each.outputs, node)
+    )

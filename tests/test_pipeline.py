@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from adjoint.bench import workloads
+from adjoint.bench.problems import training_step
 from adjoint.observing import watching
 from adjoint.passes import Pass
 from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, places
@@ -71,7 +72,7 @@ def test_rules_have_names_and_equations() -> None:
 )
 def test_no_graph_of_a_workload_is_larger_after_its_passes(name: str, system: str) -> None:
     problem = getattr(workloads, name)("cpu", False)
-    step = workloads.training_step(problem, system, options={"cache": False})
+    step = training_step(problem, system, options={"cache": False})
     with watching(growth := Growth()):
         step.run(*problem.batch)
     assert {place for place, _, _ in growth.graphs} == {"primal", "joint", "post"}

@@ -6,7 +6,7 @@ from torch import Tensor
 import adjoint
 from adjoint.compiler import Compiler
 from adjoint.graph.descriptors import SavedInput
-from adjoint.loops.footprint import Held
+from adjoint.loops.chain_footprint import Held
 from adjoint.options import Options
 from adjoint.predicting import footprint_of_pair, freed
 

@@ -11,7 +11,7 @@ from adjoint.compiler import Compiler
 from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import Derivative, Joint
 from adjoint.graph.evaluation import evaluate
-from adjoint.loops.footprint import ChainFootprint
+from adjoint.loops.chain_footprint import ChainFootprint
 from adjoint.options import Options
 from adjoint.splitting import Splitting
 

@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import adjoint
 from adjoint.bench import workloads, zoo
 from adjoint.bench.measure import relative_error
-from adjoint.bench.workloads import Problem
+from adjoint.bench.problems import Problem, step_of
 from adjoint.bench.zoo.convolutional import ResNet
 from adjoint.bench.zoo.scales import choose
 from adjoint.errors import DifferentiationError
@@ -260,8 +260,8 @@ def show_defaults(names: Iterable[str]) -> None:
         for system in ("eager", "inductor", "adjoint") if name in names else ():
             forget()
             problem = make(DEVICE, False)
-            step = workloads.step_of(problem, system)
-            eager = workloads.step_of(problem, "eager")
+            step = step_of(problem, system)
+            eager = step_of(problem, "eager")
             eager.run()
             problem.net.zero_grad(set_to_none=True)
             peak = peak_of(step.run)

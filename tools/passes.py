@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adjoint import stage_runner
 from adjoint.bench import workloads, zoo
+from adjoint.bench.problems import training_step
 from adjoint.graph.derivative import Derivative
 from adjoint.loops.footprint import Processor, footprint
 from adjoint.loops.plan import Plan
@@ -331,7 +332,7 @@ def _trained(net: nn.Module, *batch: Tensor) -> Callable[[Options], Run]:
 def _benchmark(name: str, system: str) -> Callable[[Options], Run]:
     def made(options: Options) -> Run:
         problem = getattr(workloads, name)("cpu", False)
-        step = workloads.training_step(problem, system, options=options)
+        step = training_step(problem, system, options=options)
         return lambda: step.run(*problem.batch)
 
     return made
@@ -340,7 +341,7 @@ def _benchmark(name: str, system: str) -> Callable[[Options], Run]:
 def _of_the_zoo(name: str, system: str) -> Callable[[Options], Run]:
     def made(options: Options) -> Run:
         problem = zoo.MODELS[name].problem(DEVICE, False)
-        step = workloads.training_step(problem, system, options=options)
+        step = training_step(problem, system, options=options)
         return lambda: step.run(*problem.batch)
 
     return made

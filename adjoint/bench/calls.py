@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from adjoint.bench import own, table
 from adjoint.bench.measure import kept, largest_error, timed_call, timed_calls
+from adjoint.bench.problems import Expected, Step, perceptron
 from adjoint.bench.results import Measurement, Row, Table, Task
-from adjoint.bench.workloads import Expected, Step, perceptron
 from adjoint.open_types import UserFunction
 
 SYSTEMS = own.SYSTEMS

@@ -15,15 +15,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import (
-    CUTOFF,
-    ENERGY_WEIGHT,
-    RADIAL,
-    VISCOSITY,
-    Potential,
-    Problem,
-    Step,
-)
+from adjoint.bench.problems import Problem, Step
+from adjoint.bench.workloads import CUTOFF, ENERGY_WEIGHT, RADIAL, VISCOSITY, Potential
 from adjoint.open_types import TorchValue
 
 # jax ships types, but is not installed where these are checked.

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adjoint.bench.workloads import Expected, Step
+from adjoint.bench.problems import Expected, Step
 
 # Steps between the first call and the timed ones.
 WARM_UP_STEPS = 3

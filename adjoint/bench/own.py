@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import Expected, Step
+from adjoint.bench.problems import Expected, Step
 from adjoint.finding import call_arguments, find_function
 from adjoint.open_types import TorchValue, UserFunction
 from adjoint.torch_private import trees

@@ -23,8 +23,8 @@ from torch import Tensor, fx, nn
 
 from adjoint.bench import table, workloads
 from adjoint.bench.measure import PeakMemory, kept, largest_error, timed_call
+from adjoint.bench.problems import Expected, Problem, step_of, training_step
 from adjoint.bench.results import Measurement, Row, Table, Task
-from adjoint.bench.workloads import Expected, Problem, step_of, training_step
 from adjoint.passes import graph_pass
 from adjoint.torch_private.dynamo import graphs_compiled
 

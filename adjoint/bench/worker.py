@@ -17,8 +17,9 @@ from adjoint.bench import calls, sizes, zoo
 from adjoint.bench.jax_workloads import step_in_jax
 from adjoint.bench.measure import PeakMemory, largest_error, timed
 from adjoint.bench.own import own_step
+from adjoint.bench.problems import Expected, Step, step_of
 from adjoint.bench.results import Measurement, Task
-from adjoint.bench.workloads import WORKLOADS, Expected, Step, step_of
+from adjoint.bench.workloads import WORKLOADS
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from adjoint.capture.program import Capture
 from adjoint.forms.dynamo_graphs import DynamoGround
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.descriptors import Argument, Buffer, Parameter, PlainInput, SymbolicSize
-from adjoint.torch_private import dynamo
+from adjoint.torch_private import dynamo, dynamo_inputs
 from adjoint.torch_private.fake import FakeTensorMode, make_fake, new_fake_mode
 from adjoint.torch_private.modes import without_observers
 from adjoint.trace.interpretation import Interpreter
@@ -48,7 +48,7 @@ def capture_graph(
 def _capture_graph(
     graph_module: fx.GraphModule, examples: Sequence[object], anew: bool, kept: Keeping | None
 ) -> CapturedProgram:
-    fake_mode, fakes = (None, []) if anew else dynamo.fresh_fakes(graph_module, examples)
+    fake_mode, fakes = (None, []) if anew else dynamo_inputs.fresh_fakes(graph_module, examples)
     if fake_mode is None:
         kept = None
         fake_mode = new_fake_mode()
@@ -87,10 +87,10 @@ def _captured(
 
 
 def _descriptor(index: int, node: fx.Node, example: object) -> PlainInput | SymbolicSize:
-    source = dynamo.source_name(node)
+    source = dynamo_inputs.source_name(node)
     if not isinstance(example, torch.Tensor):
         return SymbolicSize(source)
-    name = dynamo.module_path(source)
+    name = dynamo_inputs.module_path(source)
     if name is None:
         return Argument(index, source)
     return Parameter(name) if isinstance(example, torch.nn.Parameter) else Buffer(name)

@@ -35,7 +35,7 @@ from adjoint.loops import plan as p
 from adjoint.loops import statements as s
 from adjoint.loops.teams import Tile
 from adjoint.torch_private import trees
-from adjoint.torch_private.corrected_fakes import returns_argument
+from adjoint.torch_private.learned_fakes import returns_argument
 
 PLAN_FORM = Form(
     [

@@ -27,9 +27,9 @@ from adjoint.graph.metadata import (
 from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import symbols, trees
 from adjoint.torch_private.batches import is_vmapped
-from adjoint.torch_private.corrected_fakes import returns_argument
 from adjoint.torch_private.fake import fake_call, storage_key
 from adjoint.torch_private.functorch import is_functorch_wrapper
+from adjoint.torch_private.learned_fakes import returns_argument
 from adjoint.torch_private.operators import HigherOrderOperator, recorded_loop
 
 

@@ -8,5 +8,6 @@
 * `evaluate.py` - runs a kernel in plain Python: the oracle of every code generator, and the target
   `loops`.
 * `verify.py`, `show.py` - checking and printing.
-* `teams.py` - how GPU threads share a kernel.  `footprint.py` - the memory that a plan will use.
+* `teams.py` - how GPU threads share a kernel.
+* `footprint.py`, `chain_footprint.py` - the memory that a plan, or several in turn, will use.
 """

@@ -14,7 +14,8 @@ from adjoint.compiler import Compiler
 from adjoint.graph.derivative import Backward, Derivative
 from adjoint.graph.descriptors import Output, SavedInput, Tangent
 from adjoint.graph.metadata import input_descriptors, outputs_of
-from adjoint.loops.footprint import ChainFootprint, Footprint, Held
+from adjoint.loops.chain_footprint import ChainFootprint, Held
+from adjoint.loops.footprint import Footprint
 from adjoint.predicting import freed
 
 # The number of the last of the four programs of a second derivative.

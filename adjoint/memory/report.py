@@ -15,7 +15,8 @@ from adjoint.graph.boundary import location_of_function
 from adjoint.graph.captured import CapturedProgram
 from adjoint.graph.derivative import Derivative
 from adjoint.graph.metadata import outputs_of
-from adjoint.loops.footprint import ChainFootprint, profile
+from adjoint.loops.chain_footprint import ChainFootprint
+from adjoint.loops.footprint import profile
 from adjoint.loops.plan import SlotKind
 from adjoint.memory.chains import second_derivative
 from adjoint.memory.picture import Span, page

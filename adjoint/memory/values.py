@@ -28,7 +28,7 @@ from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
 from adjoint.host_memory import to_host
 from adjoint.partition.marks import is_recomputed, producer_of
-from adjoint.partition.split import is_cheap, is_free
+from adjoint.partition.recomputing import is_cheap, is_free
 from adjoint.rules.costs import Cost, cost_of
 from adjoint.torch_private.symbols import hint
 

@@ -48,8 +48,8 @@ from adjoint.optimize.scores import (
 )
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Rest, call
+from adjoint.rewrite.recording import operators_of
 from adjoint.rewrite.rules import Replacement, Rule, Traced
-from adjoint.rewrite.tracing import operators_of
 from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten

@@ -24,7 +24,8 @@ from adjoint.graph.metadata import arguments_of, operand_of, tensor_of
 from adjoint.graph.reachability import dependents
 from adjoint.optimize.casts import CAST, is_cast
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, Wildcard, arguments, call
+from adjoint.rewrite.matching import arguments
+from adjoint.rewrite.patterns import Match, Wildcard, call
 from adjoint.rewrite.rules import Replacement, Rule
 from adjoint.torch_private.symbols import hint
 

@@ -11,7 +11,7 @@ from adjoint.graph.copying import copy_node
 from adjoint.graph.metadata import tensor_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.open_types import OpArgument
-from adjoint.rewrite.engine import is_returned
+from adjoint.rewrite.legality import is_returned
 from adjoint.torch_private.graph_modules import add_attribute
 from adjoint.torch_private.operators import OpOverload
 

@@ -22,7 +22,8 @@ from torch import fx
 
 from adjoint.graph.metadata import computes_tensor, operand_of, tensor_of, value_of
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, Wildcard, arguments, call
+from adjoint.rewrite.matching import arguments
+from adjoint.rewrite.patterns import Match, Wildcard, call
 from adjoint.rewrite.rules import Replacement, rewrites
 from adjoint.torch_private.symbols import same_numbers
 

@@ -16,17 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from adjoint.graph.metadata import (
-    callee_of,
-    computes_tensor,
-    operand_of,
-    tensor_of,
-    value_of,
-)
+from adjoint.graph.metadata import callee_of, computes_tensor, operand_of, tensor_of, value_of
 from adjoint.open_types import OpArgument, OpArguments
 from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
-from adjoint.rewrite.patterns import Match, NoMatch, arguments
+from adjoint.rewrite.matching import arguments
+from adjoint.rewrite.patterns import Match, NoMatch
 from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten

@@ -16,7 +16,8 @@ from torch import fx
 
 from adjoint.graph.metadata import computes_tensor, tensor_of
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, Rest, Wildcard, arguments, call, one_of
+from adjoint.rewrite.matching import arguments
+from adjoint.rewrite.patterns import Match, Rest, Wildcard, call, one_of
 from adjoint.rewrite.rules import Replacement, rewrites
 from adjoint.torch_private.fake import unset_fake_temporarily
 from adjoint.torch_private.operators import OpOverload

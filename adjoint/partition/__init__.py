@@ -1,8 +1,8 @@
 """Partition: a joint graph is split into a forward and a backward graph.
 
 **What is saved** (`split.py`).  The fewest bytes from which the backward graph can recompute the
-rest with cheap operators: a minimum cut (`flow.py`).  What an op costs is in `rules/costs.py`,
-derived from the formulas that kernels use.  The saved values suffice for the derivative of any
+rest with cheap operators (`recomputing.py`): a minimum cut (`flow.py`).  What an op costs is in
+`rules/costs.py`, derived from the formulas that kernels use.  The saved values suffice for the derivative of any
 subset of results.  At the second order cotangents arrive at the saved values too, so what their
 derivatives need is saved at the first order (`splitting.py`, above this package).  Random draws are
 saved, never drawn twice.  A softmax in half precision is opened into its parts, so that only row

@@ -37,9 +37,10 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import origins_of
 from adjoint.host_memory import to_host
-from adjoint.loops.footprint import ChainFootprint
+from adjoint.loops.chain_footprint import ChainFootprint
 from adjoint.partition.marks import producer_of
-from adjoint.partition.split import Split, is_free
+from adjoint.partition.recomputing import is_free
+from adjoint.partition.split import Split
 from adjoint.rules.costs import seconds_of
 from adjoint.target import Rates
 from adjoint.torch_private.operators import OpOverload

@@ -15,7 +15,7 @@ from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import value_at, value_of
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.graph.purity import remove_dead_code
-from adjoint.partition.split import is_cheap
+from adjoint.partition.recomputing import is_cheap
 from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten

@@ -11,7 +11,6 @@ first use.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -19,15 +18,8 @@ import torch
 from torch import fx
 
 from adjoint.graph.derivative import Backward, Joint, saved_output
-from adjoint.graph.descriptors import (
-    Gradient,
-    Input,
-    Output,
-    SavedInput,
-    Tangent,
-)
+from adjoint.graph.descriptors import Gradient, Input, Output, SavedInput, Tangent
 from adjoint.graph.metadata import (
-    computes_tensor,
     derivative_order,
     descriptor_of,
     output_descriptors,
@@ -35,21 +27,19 @@ from adjoint.graph.metadata import (
     run_of,
     set_descriptor,
     set_output_descriptors,
-    value_of,
     value_or_none,
 )
 from adjoint.graph.origins import Origin, have
 from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import reachable
-from adjoint.host_memory import from_host, to_host
+from adjoint.host_memory import to_host
 from adjoint.partition.extraction import descendants, extract, first_reached, used_values
 from adjoint.partition.flow import UNBOUNDED, Network
 from adjoint.partition.marks import is_offloaded, is_recomputed, mark_as_recomputed, needs_of
 from adjoint.partition.offloading import back_from_host_memory, to_host_memory
+from adjoint.partition.recomputing import is_cheap, is_free
 from adjoint.partition.sizes import is_earlier_result, read_sizes_of, sizes_beside
-from adjoint.rules.costs import is_quick
-from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import SYMBOLIC, hint
+from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 
@@ -294,81 +284,12 @@ def narrowed(backward: Backward, wanted: Set[int]) -> Backward:
     return Backward(graph_module, backward.zeros & frozenset(left))
 
 
-def is_free(node: fx.Node) -> bool:
-    """Whether recomputing the node costs nothing: a view, a constant, arithmetic on sizes."""
-    if node.op == "get_attr":
-        return True
-    if node.op != "call_function":
-        return False
-    if not isinstance(node.target, OpOverload):
-        # An item of a tuple is itself saved.  Sizes are recomputed from the sizes they depend on:
-        # derivatives of the backward graph may need other expressions of these.
-        return isinstance(value_or_none(node), SYMBOLIC) and node.target is not operator.getitem
-    if node.target in _CONSTANTS and not node.all_input_nodes:
-        return True
-    return bool(node.target.is_view) and not isinstance(value_or_none(node), (tuple, list))
-
-
-def is_cheap(node: fx.Node) -> bool:
-    """Whether recomputing is cheaper than saving: few instructions for each element, or a gather.
-
-    Also a softmax of a tensor in a narrower dtype: reading its argument once more is less traffic
-    than writing and reading the result.
-    """
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    if not computes_tensor(node) or is_impure(node):
-        return False
-    # What waits in host memory may be copied from there more than once.
-    if node.target in _BY_INDEX or node.target is from_host:
-        return True
-    if _is_cast(node) or _is_short_product(node):
-        return True
-    if node.target in _SOFTMAX:
-        return bool(
-            _before_views_and_casts(node.all_input_nodes[0]).itemsize < value_of(node).itemsize
-        )
-    tags = node.target.tags
-    if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
-        return False
-    return is_quick(node)
-
-
-def _is_short_product(node: fx.Node) -> bool:
-    """Whether this is a matrix product with a short inner dimension, as of points in space."""
-    if node.target is not aten.mm.default:
-        return False
-    inner = value_of(node.args[1]).shape[0]  # type: ignore[arg-type]
-    is_exact = value_of(node).dtype in (torch.float32, torch.float64)
-    return is_exact and isinstance(inner, int) and inner <= MAX_FUSED_TERMS
-
-
-def _is_cast(node: fx.Node) -> bool:
-    """Whether this is a cast to another dtype on the same device."""
-    # The operator also makes a tensor of a symbolic size, which is not a node.
-    if node.target is not aten._to_copy.default or not isinstance(node.args[0], fx.Node):
-        return False
-    source, result = value_of(node.args[0]), value_of(node)
-    return bool(source.device == result.device and source.layout == result.layout)
-
-
-def _before_views_and_casts(node: fx.Node) -> torch.Tensor:
-    """The value that `node` is computed from by views and casts alone."""
-    while (is_free(node) and node.all_input_nodes) or _is_cast(node):
-        node = node.all_input_nodes[0]
-    value: torch.Tensor = value_of(node)
-    return value
-
-
 def _bytes(node: fx.Node) -> int:
     value = value_or_none(node)
     if not isinstance(value, torch.Tensor):
         return UNBOUNDED if isinstance(value, (tuple, list)) else 1
     return 1 + math.prod(hint(size) for size in value.shape) * value.dtype.itemsize
 
-
-# A matrix product with at most this inner dimension is fused with its readers.
-MAX_FUSED_TERMS = 4
 
 # Operators that are not fused: values read before and after one are needed at different times.
 _PRODUCTS = frozenset(
@@ -382,22 +303,5 @@ _PRODUCTS = frozenset(
         aten.convolution_backward,
         aten.mm,
         aten.mv,
-    }
-)
-
-_BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})
-
-_SOFTMAX = frozenset({aten._log_softmax.default, aten._softmax.default})
-
-_CONSTANTS = frozenset(
-    {
-        aten.full.default,
-        aten.zeros.default,
-        aten.ones.default,
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.scalar_tensor.default,
-        aten.eye.default,
     }
 )

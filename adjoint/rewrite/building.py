@@ -18,9 +18,9 @@ from adjoint.graph.metadata import callee_of, value_of, value_or_none
 from adjoint.graph.origins import for_part_of
 from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords
 from adjoint.rewrite.patterns import Call, NoMatch, Size, Wildcard
+from adjoint.rewrite.recording import Recorder, Untraceable
 from adjoint.rewrite.refreshing import fake_value
 from adjoint.rewrite.rules import Edit, Traced
-from adjoint.rewrite.tracing import Recorder, Untraceable
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.graph_modules import set_arguments
 from adjoint.torch_private.operators import OpOverload

@@ -2,10 +2,8 @@
 
 * Rules are found by the operator that their pattern ends in, so an operator that no rule ends in
   costs one lookup.  Each node is looked at once, and then those near a change.
-* A replacement computes a value of the same shape, dtype and device, or it is an error.
-* An input does not take the place of a copy of it, which a derivative may save.
-* A result of the program stays a tensor of its own: an existing value, or a view of one, never
-  takes its place, and its strides stay.
+* `legality.py` decides whether a replacement may take the place of what it replaces.  Where strides
+  differ, the fake values of users are computed anew, and those of results must stay.
 * The graph that is given is not changed: the first match makes a copy.  So after an error it is as
   it was.
 """
@@ -13,48 +11,28 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code, works_on
 from adjoint.graph.boundary import is_raised_in_user_code
 from adjoint.graph.copying import copied
-from adjoint.graph.derivative import order_of_graph
-from adjoint.graph.descriptors import Tangent
-from adjoint.graph.metadata import (
-    describe_value,
-    descriptor_of,
-    has_descriptor,
-    set_value,
-    source_of,
-    value_of,
-)
+from adjoint.graph.metadata import set_value, source_of, value_of
 from adjoint.graph.origins import replace
 from adjoint.graph.purity import remove_dead_code
-from adjoint.graph.reachability import reachable
 from adjoint.graph.show import show_call
 from adjoint.rewrite.building import Builder, WrongReplacement
-from adjoint.rewrite.patterns import Match, NoMatch, can_return, depth, match_at
-from adjoint.rewrite.refreshing import (
-    NotRefreshed,
-    computing_fakes_of,
-    refresh_users,
-    same_values,
-)
+from adjoint.rewrite.legality import check_value, may_replace
+from adjoint.rewrite.matching import match_at
+from adjoint.rewrite.patterns import Match, NoMatch, depth
+from adjoint.rewrite.refreshing import NotRefreshed, computing_fakes_of, refresh_users, same_values
 from adjoint.rewrite.rules import Edit, Rule, roots_of
-from adjoint.torch_private import trees
 from adjoint.torch_private.graph_modules import is_erased
-from adjoint.torch_private.operators import OpOverload
-from adjoint.torch_private.symbols import hint
-
-_GETITEM = operator.getitem
 
 # Rules may fire this often per node of the graph; more means that they undo each other.
 MAX_MATCHES_PER_NODE = 8
@@ -258,8 +236,8 @@ class _Engine:
                 )
             new = [each for n, each in enumerate(new) if n not in match.unused]
             for old, value in zip(match.roots, new, strict=True):
-                _check_value(old, value)
-                if not _may_replace(old, value, builder):
+                check_value(old, value)
+                if not may_replace(old, value, builder):
                     raise NoMatch
         except BaseException:
             builder.undo()
@@ -304,7 +282,7 @@ class _Engine:
         builder = Builder(root, root, match.bound)
         try:
             node = builder.call(edit.op, tuple(map(builder.value, edit.args)), {})
-            _check_value(root, node)
+            check_value(root, node)
             same = same_values(value_of(node), value_of(root))
             value, args = value_of(node), node.args
         except BaseException:
@@ -340,90 +318,3 @@ def _place(match: Match) -> fx.Node:
     if any(user < last for user in users):
         raise NoMatch
     return last
-
-
-def _check_value(old: fx.Node, new: object) -> None:
-    if not isinstance(new, fx.Node):
-        raise WrongReplacement(f"the replacement is {new!r}, which is not a value of the graph")
-    if not same_values(value_of(new), value_of(old), strides=False):
-        if _may_be_same(value_of(new), value_of(old)):
-            raise NoMatch
-        raise WrongReplacement(
-            f"the replacement computes {describe_value(value_of(new))}, "
-            f"the pattern {describe_value(value_of(old))}"
-        )
-
-
-def _may_be_same(one: object, other: object) -> bool:
-    """Whether sizes are equal in the captured call, though not known to be equal in every call."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    if (one.dtype, one.device, one.dim()) != (other.dtype, other.device, other.dim()):
-        return False
-    return [hint(size) for size in one.shape] == [hint(size) for size in other.shape]
-
-
-def _may_replace(old: fx.Node, new: fx.Node, builder: Builder) -> bool:
-    """Whether results of the program stay tensors of their own, with histories of their own."""
-    is_new = new in builder.made
-    if not _has_known_sizes(old, new):
-        return False
-    if not is_new and not can_return(old):
-        return False
-    if not is_new and not _is_view(old) and _is_of_input(new):
-        return False
-    shares = not is_new or (_base(new) not in builder.made and not _is_view(old))
-    if not shares or not is_returned(old):
-        return True
-    # A value that is computed here, and that nothing else uses, may be returned itself.  One with
-    # other uses may be a saved tensor, which users must not write to, with a history of its own.
-    computed = new.op == "call_function" and not _is_view(new) and new.target is not _GETITEM
-    others = reachable(new.users, lambda node: () if node is old else node.users)
-    return computed and not is_new and all(node.op != "output" for node in others)
-
-
-def _has_known_sizes(old: fx.Node, new: fx.Node) -> bool:
-    """Whether each size that is a number in `old` is one in `new`.
-
-    A guard may say that a symbol is 1, but only for a number do operators know that the axis is
-    repeated to a size that depends on data.
-    """
-    for one, other in zip(trees.leaves(value_of(old)), trees.leaves(value_of(new)), strict=True):
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            sizes: list[tuple[object, object]] = list(zip(one.shape, other.shape, strict=True))
-            if any(isinstance(a, int) and not isinstance(b, int) for a, b in sizes):
-                return False
-    return True
-
-
-def _is_of_input(node: fx.Node) -> bool:
-    """Whether the value shares the memory of an input that the user may write to.
-
-    If it replaced a copy, it might be a saved tensor, and a write to the input would be an error.
-    """
-    node = _base(node)
-    if node.op != "placeholder":
-        return False
-    described = descriptor_of(node) if has_descriptor(node) else None
-    # The cotangent of a result is not saved: the graph that takes it is the backward graph.
-    return not isinstance(described, Tangent) or described.order < order_of_graph(node.graph)
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """What the value is a view of; itself if it is none."""
-    while _is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and bool(node.target.is_view)
-
-
-def is_returned(node: fx.Node) -> bool:
-    """Whether the program returns the value, or one that may share its memory."""
-    return any(
-        user.op == "output"
-        or ((_is_view(user) or not isinstance(user.target, OpOverload)) and is_returned(user))
-        for user in node.users
-    )

@@ -32,7 +32,8 @@ from adjoint.failing import call_user_code
 from adjoint.graph.purity import always_draws
 from adjoint.open_types import Callee, UserFunction
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
-from adjoint.rewrite.tracing import TracedPattern, Untraceable, parameters_of, pattern_of
+from adjoint.rewrite.recording import Untraceable
+from adjoint.rewrite.tracing import TracedPattern, parameters_of, pattern_of
 from adjoint.source import line_of_function
 from adjoint.torch_private.operators import OpOverload, parameter_names
 

@@ -7,9 +7,6 @@ of it, and where the calls differ is where it goes.
 Some functions call other operators for tensors that require grad, and some have a definition of
 torch's for symbolic sizes besides the one in C++, which capture uses where sizes are numbers.  So a
 function is traced in each of these ways, and is one pattern for each set of calls.
-
-A write to a tensor that the function has made, as in `relu(x + y, inplace=True)`, is recorded as a
-new value of it, because graphs have no operators that write.
 """
 
 from __future__ import annotations
@@ -27,131 +24,15 @@ import torch
 
 from adjoint.graph.leaves import detached, is_floating
 from adjoint.graph.metadata import value_at, value_of
-from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
+from adjoint.open_types import OpArgument
 from adjoint.rewrite.patterns import Call, Match, Size, Wildcard
+from adjoint.rewrite.recording import Step, Untraceable, recorded
 from adjoint.torch_private import size_evaluation, symbols, trees
 from adjoint.torch_private.composites import composites_as_in_eager
 from adjoint.torch_private.dynamo import general_shapes
-from adjoint.torch_private.fake import (
-    FakeTensor,
-    fake_call,
-    make_fake,
-    mode_of,
-    new_fake_mode,
-)
-from adjoint.torch_private.modes import TorchDispatchMode, enable_python_dispatcher, isolated
-from adjoint.torch_private.operators import OpOverload, written_arguments
+from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.modes import isolated
 from adjoint.torch_private.symbols import Number
-from adjoint.trace.mutation import functional_variant
-
-
-class Untraceable(Exception):
-    """A function cannot be a pattern or a replacement, and why."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator that a function called."""
-
-    op: OpOverload
-    args: OpArguments
-    kwargs: OpKeywords
-    result: TorchValue
-
-
-class Recorder(TorchDispatchMode):
-    """Records the operators that a function calls on fake tensors."""
-
-    supports_higher_order_operators = True  # They come to `__torch_dispatch__`, to be refused.
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[Step] = []
-        # Tensors by id: results of calls, arguments of calls that are no results, the newest value
-        # of what was written to, and what shares its memory and is not known anew.
-        self._made: dict[int, torch.Tensor] = {}
-        self._given: dict[int, torch.Tensor] = {}
-        self._written: dict[int, torch.Tensor] = {}
-        self._stale: dict[int, torch.Tensor] = {}
-
-    def current(self, tree: object) -> OpArgument:
-        """What the function passes or returns, with the newest values of what it wrote to."""
-        if any(id(leaf) in self._stale for leaf in trees.leaves(tree)):
-            raise Untraceable("it reads a tensor after a write to another one with its memory")
-        return trees.map_leaves(lambda leaf: self._written.get(id(leaf), leaf), tree)
-
-    def __torch_dispatch__(
-        self, op: Callee, types: object, args: OpArguments = (), kwargs: OpKeywords | None = None
-    ) -> object:
-        kwargs = kwargs or {}
-        if not isinstance(op, OpOverload):
-            raise Untraceable(f"it calls the higher-order operator {op}")
-        values, settings = self.current((args, kwargs))
-        if not op._schema.is_mutable:
-            return self._record(op, values, settings)
-        variant = functional_variant(op)
-        is_made = bool(args) and id(args[0]) in self._made
-        if variant is None or variant.dropped or written_arguments(op) != ("self",) or not is_made:
-            raise Untraceable(f"it calls {op}, which writes to its argument")
-        return self._write(op, variant.op, args[0], values, settings)
-
-    def _record(self, op: OpOverload, args: OpArguments, kwargs: OpKeywords) -> TorchValue:
-        for leaf in trees.leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
-                raise Untraceable("it uses a tensor that is not an argument")
-        result = fake_call(op, args, kwargs)
-        # Queries of sizes return numbers, which are arguments of later calls.
-        if _tensors(result):
-            self.steps.append(Step(op, tuple(args), dict(kwargs), result))
-            for leaf in _tensors((args, kwargs)):
-                if id(leaf) not in self._made:
-                    self._given[id(leaf)] = leaf
-            self._made.update((id(leaf), leaf) for leaf in _tensors(result))
-        return result
-
-    def _write(
-        self,
-        op: OpOverload,
-        pure: OpOverload,
-        target: torch.Tensor,
-        args: OpArguments,
-        kwargs: OpKeywords,
-    ) -> torch.Tensor:
-        """A call of `op` that writes to `target`, as one of `pure` that computes its new value."""
-        before = args[0]
-        if target.requires_grad and not torch.is_grad_enabled():
-            raise Untraceable(f"it calls {op} on a tensor that requires grad, without its history")
-        memories = {_memory(target), _memory(before)}
-        if any(_memory(each) in memories for each in self._given.values()):
-            raise Untraceable(f"it calls {op}, which writes to its argument")
-        sharing = {key: each for key, each in self._made.items() if _memory(each) in memories}
-        value = self._record(pure, args, kwargs)
-        if value.dtype != before.dtype:
-            value = self._record(torch.ops.aten._to_copy.default, (value,), {"dtype": before.dtype})
-        self._stale.update(sharing)
-        self._stale.pop(id(target))
-        self._written[id(target)] = value
-        return target
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory."""
-    identity: int = tensor.untyped_storage()._cdata
-    return identity
-
-
-def _tensors(tree: object) -> list[torch.Tensor]:
-    return [leaf for leaf in trees.leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def operators_of(function: Callable[..., object], values: Sequence[object]) -> list[OpOverload]:
-    """The operators that a function calls on fake tensors like these."""
-    mode = mode_of(values)
-    assert mode is not None
-    recorder = Recorder()
-    with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), recorder:
-        function(*values)
-    return [step.op for step in recorder.steps]
 
 
 @dataclass(frozen=True)
@@ -299,9 +180,9 @@ def _traced(
             for place, each in enumerate(examples)
             if isinstance(each, (int, float)) and not isinstance(each, bool)
         ]
-        first, results = _recorded(function, values)
+        first, results = recorded(function, values)
         others = [
-            (names[place], _recorded(function, _with_other_number(values, place))[0])
+            (names[place], recorded(function, _with_other_number(values, place))[0])
             for place in numbers
         ]
     making = _PatternMaker(symbol_places)
@@ -325,15 +206,6 @@ def _traced(
         if isinstance(size, torch.SymInt) and not symbols.expression(size).free_symbols
     )
     return TracedPattern(tuple(names), made, making.sizes, making.used_symbols(), fixed)
-
-
-def _recorded(
-    function: Callable[..., object], values: Sequence[object]
-) -> tuple[list[Step], object]:
-    recorder = Recorder()
-    with recorder:
-        results = function(*values)
-    return recorder.steps, recorder.current(results)
 
 
 def _with_other_number(values: Sequence[OpArgument], place: int) -> list[object]:

@@ -17,8 +17,8 @@ from torch import fx
 from adjoint.graph.metadata import source_of, value_or_none
 from adjoint.loops.plan import ExpectedTensor, LibraryCall, Size
 from adjoint.torch_private import trees
-from adjoint.torch_private.corrected_fakes import is_known, layout_of, learn, learn_alias
 from adjoint.torch_private.fake import storage_key
+from adjoint.torch_private.learned_fakes import is_known, layout_of, learn, learn_alias
 from adjoint.torch_private.operators import OpOverload
 
 

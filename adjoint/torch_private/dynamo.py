@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch import fx
 from torch._C._dynamo import guards
@@ -20,26 +17,13 @@ from torch._dynamo import bytecode_transformation, convert_frame, exc
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.source import (
-    CallMethodItemSource,
-    FloatTensorSource,
-    TensorProperty,
-    TensorPropertySource,
-)
 from torch._functorch.autograd_function import autograd_function_apply
-from torch._guards import Source, TracingContext
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._guards import TracingContext
 from torch.fx.experimental import _config as shape_config
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatefulSymbolicContext
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from adjoint.open_types import TorchValue
 from adjoint.torch_private.custom_functions import differentiable_backwards
-from adjoint.torch_private.fake import (
-    fake_mode_with,
-    forget_shapes,
-    storage_key,
-    with_full_storage,
-)
+from adjoint.torch_private.fake import forget_shapes
 from adjoint.torch_private.logs import unlogged
 from adjoint.torch_private.modes import isolated
 
@@ -79,163 +63,6 @@ _FAILURES = (
 
 # The base class of graph breaks and all other exceptions of Dynamo.
 DynamoError = exc.TorchDynamoException
-
-
-def fresh_fakes(
-    graph_module: fx.GraphModule, examples: Sequence[object]
-) -> tuple[FakeTensorMode | None, list[TorchValue]]:
-    """New fakes of `examples`, with Dynamo's symbols; no mode if Dynamo is not compiling.
-
-    Dynamo's own fakes cannot be used: it has already run the program, including mutations, on them.
-    """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
-        return None, []
-    shape_env = context.fake_mode.shape_env
-    if shape_env is not None:
-        _FRAME.shape_envs.append(shape_env)
-    if is_general_attempt() and any(map(_has_size_zero, examples)):
-        raise SpecializationNeeded("an input is empty: its size has to be specialized")
-    mode = fake_mode_with(shape_env)
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    fakes: list[TorchValue] = list(examples)
-    pairs = list(zip(placeholders, examples, strict=True))
-    items = _items(shape_env)
-    for base in _bases_not_passed(examples):
-        # Dynamo has no guards on it.  It matters only where inputs share memory that is mutated,
-        # and such a program is specialized on the storage offset of each input.
-        mode.from_tensor(base, static_shapes=True)
-    # Bases before their views: the fake of a view would create another fake of its base.
-    for index, (node, example) in sorted(enumerate(pairs), key=lambda pair: _is_view(pair[1][1])):
-        if not isinstance(example, torch.Tensor):
-            traced = node.meta.get("example_value", example)
-            if isinstance(traced, (torch.SymInt, torch.SymFloat)):
-                fakes[index] = traced
-            continue
-        symbolic = _own_context(context.tensor_to_context.get(example), node)
-        fake = mode.from_tensor(
-            example,
-            static_shapes=symbolic is None,
-            symbolic_context=symbolic,
-            source=getattr(symbolic, "tensor_source", None),
-        )
-        fakes[index] = with_full_storage(fake, example)
-        for name in _item_names(node) & items.keys():
-            fakes[index].item_memo = items[name]
-    return mode, fakes
-
-
-def _items(shape_env: ShapeEnv | None) -> dict[str, torch.SymInt | torch.SymFloat]:
-    """The symbolic numbers that Dynamo has guards for, by the names of their sources."""
-    tracked = getattr(shape_env, "tracked_fakes", None) or ()
-    return {
-        _name(each.source): each.fake
-        for each in tracked
-        if isinstance(each.fake, (torch.SymInt, torch.SymFloat))
-    }
-
-
-def _item_names(node: fx.Node) -> set[str]:
-    """How Dynamo may name the number that an input without axes holds.
-
-    A new fake has a symbol of its own for that number, which guards cannot refer to.  A float of
-    the user's frame is such an input as well, and its source is that of the float.
-    """
-    source = getattr(node.meta.get("grapharg"), "source", None)
-    if source is None:
-        return set()
-    sources = (CallMethodItemSource(source), CallMethodItemSource(FloatTensorSource(source)))
-    return {_name(each) for each in (source, *sources)}
-
-
-class SpecializationNeeded(RuntimeError):
-    """The frame must be specialized on the sizes 0 and 1 of this call.
-
-    Torch's symbolic expressions for strides and sizes assume a symbol of at least 2, and are not
-    what it computes for empty tensors.
-    """
-
-
-def _has_size_zero(example: object) -> bool:
-    """Whether some symbolic size of an input was 0 in the call that is compiled."""
-    sizes = example.shape if isinstance(example, torch.Tensor) else [example]
-    return any(isinstance(size, torch.SymInt) and size.node.hint == 0 for size in sizes)
-
-
-def _is_view(example: object) -> bool:
-    return isinstance(example, torch.Tensor) and example._is_view()
-
-
-def _bases_not_passed(examples: Sequence[object]) -> Iterator[torch.Tensor]:
-    """The bases of views among `examples` that share memory, unless they are examples, too."""
-    tensors = [each for each in examples if isinstance(each, torch.Tensor)]
-    memories = [storage_key(each) for each in tensors]
-    passed = {id(each) for each in tensors}
-    for tensor, memory in zip(tensors, memories, strict=True):
-        base = tensor._base if tensor._is_view() else None
-        if base is not None and id(base) not in passed and memories.count(memory) > 1:
-            yield base
-
-
-def _own_context(
-    symbolic: StatefulSymbolicContext | None, node: fx.Node
-) -> StatefulSymbolicContext | None:
-    """`symbolic`, with the symbols of Dynamo's own fake of an input.
-
-    For a tensor that other inputs are views of, Dynamo makes one fake, with the symbols of the
-    input that it met first, but keeps the context of the last.  Its guards can only refer to
-    symbols of its fakes.
-    """
-    source = getattr(node.meta.get("grapharg"), "source", None)
-    traced = node.meta.get("example_value")
-    # A tensor subclass has another kind of context, and a fake for each of its inner tensors.
-    if symbolic is None or source is None or not isinstance(traced, FakeTensor):
-        return symbolic
-    if traced.layout is not torch.strided:
-        return symbolic
-    shape_env = traced.fake_mode.shape_env
-    known: dict[str, object] = {}
-    for kind, values in (
-        (TensorProperty.SIZE, traced.shape),
-        (TensorProperty.STRIDE, traced.stride()),
-        (TensorProperty.STORAGE_OFFSET, (traced.storage_offset(),)),
-    ):
-        for axis, value in enumerate(values):
-            place = None if kind is TensorProperty.STORAGE_OFFSET else axis
-            known[_name(TensorPropertySource(source, kind, place))] = _expression(value)
-    made = symbolic.shape_env_to_source_to_symbol_cache.get(id(shape_env), {})
-    if symbolic.tensor_source == source and any(name in made for name in known):
-        return symbolic
-    return dataclasses.replace(
-        symbolic, tensor_source=source, shape_env_to_source_to_symbol_cache={id(shape_env): known}
-    )
-
-
-def _expression(number: int | torch.SymInt) -> sympy.Expr:
-    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
-
-
-def _name(source: Source) -> str:
-    """The name of a source: a method in some versions of torch, a property in others."""
-    return str(source.name() if callable(source.name) else source.name)
-
-
-def source_name(placeholder: fx.Node) -> str:
-    """The Python expression by which the user's frame refers to an input."""
-    argument = placeholder.meta.get("grapharg")
-    source = getattr(argument, "source", None) or getattr(placeholder, "_dynamo_source", None)
-    text = "" if source is None else _name(source)
-    return text or placeholder.name
-
-
-def module_path(source: str) -> str | None:
-    """The qualified name of a parameter or buffer, from its Dynamo source."""
-    if "_parameters[" not in source and "_buffers[" not in source:
-        return None
-    parts = re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source)
-    # In a module's own forward it is `self`; others are named by the variable that refers to them.
-    root = re.findall(r"\['([^']*)'\]", source.partition("._")[0])
-    return ".".join([*(name for name in root if name != "self"), *parts])
 
 
 def in_eager(graph_module: fx.GraphModule) -> Callable[..., object]:
@@ -300,7 +127,7 @@ def adapt_frames(
         compiler = given.get("compiler_fn")
         if getattr(compiler, "compiler_name", None) != backend_name:
             return original(*args, **kwargs)
-        _FRAME.code, _FRAME.reasons = given["code"], []
+        FRAME.code, FRAME.reasons = given["code"], []
         try:
             with during(_options_of(compiler), given["code"]), differentiable_backwards():
                 try:
@@ -309,7 +136,7 @@ def adapt_frames(
                 except leaves_graph:
                     return compile_twice(*args, **kwargs)
         finally:
-            _FRAME.code, _FRAME.reasons = None, []
+            FRAME.code, FRAME.reasons = None, []
             _forget_inputs()
             _forget_code()
 
@@ -342,7 +169,7 @@ def adapt_frames(
 
     @functools.wraps(find_reasons)
     def noted_reasons(*args: object, **kwargs: object) -> object:
-        _FRAME.reasons = reasons = find_reasons(*args, **kwargs)
+        FRAME.reasons = reasons = find_reasons(*args, **kwargs)
         return reasons
 
     vars(convert_frame)["get_and_maybe_log_recompilation_reasons"] = noted_reasons
@@ -359,7 +186,7 @@ class _Frame(threading.local):
         """The shapes of the graphs that we were given, in all attempts to compile the frame."""
 
 
-_FRAME = _Frame()
+FRAME = _Frame()
 
 
 def _forget_inputs() -> None:
@@ -368,19 +195,19 @@ def _forget_inputs() -> None:
     They are referred to by the `ShapeEnv` and, through their symbolic sizes, refer to it.  Python
     does not see the latter references, so these cycles would never be freed.
     """
-    for shape_env in _FRAME.shape_envs:
+    for shape_env in FRAME.shape_envs:
         shape_env.tracked_fakes = None
-    _FRAME.shape_envs.clear()
+    FRAME.shape_envs.clear()
 
 
 def compiled_function() -> str:
     """The name of the function whose frame is being compiled."""
-    return "" if _FRAME.code is None else _FRAME.code.co_name
+    return "" if FRAME.code is None else FRAME.code.co_name
 
 
 def recompilation_reasons() -> tuple[str, ...]:
     """The guards that failed, if the frame that is being compiled was compiled before."""
-    return tuple(_FRAME.reasons or ())
+    return tuple(FRAME.reasons or ())
 
 
 def sizes_become_symbols() -> bool:

@@ -2,8 +2,8 @@ import pytest
 
 from adjoint.bench.jax_workloads import WORKLOADS, step_in_jax
 from adjoint.bench.measure import relative_error
+from adjoint.bench.problems import step_of
 from adjoint.bench.workloads import WORKLOADS as IN_TORCH
-from adjoint.bench.workloads import step_of
 
 
 def test_what_is_in_jax_is_in_torch() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adjoint.bench.measure import WARM_UP_STEPS, PeakMemory, relative_error, timed, timed_calls
-from adjoint.bench.workloads import Step
+from adjoint.bench.problems import Step
 
 
 def test_the_first_result_is_kept_as_it_was() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from adjoint.bench.measure import relative_error
-from adjoint.bench.workloads import WORKLOADS, Problem, step_of
+from adjoint.bench.problems import Problem, step_of
+from adjoint.bench.workloads import WORKLOADS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import adjoint
 from adjoint.bench import workloads
+from adjoint.bench.problems import Problem
 from adjoint.bench.zoo.convolutional import ResNet
 from adjoint.errors import DifferentiationError
 from tests.memory.test_report import measured
@@ -108,7 +109,7 @@ def with_penalty(net: Any, *args: Tensor) -> Tensor:
     return slope.square().sum()
 
 
-def of_bench(make: Callable[[str, bool], workloads.Problem], order: int = 2) -> Case:
+def of_bench(make: Callable[[str, bool], Problem], order: int = 2) -> Case:
     problem = make("cpu", False)
     return Case(problem.net, problem.batch, problem.outside, order)
 

@@ -15,7 +15,8 @@ from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
-from adjoint.partition.split import MAX_FUSED_TERMS, is_cheap, is_free, narrowed
+from adjoint.partition.recomputing import MAX_FUSED_TERMS, is_cheap, is_free
+from adjoint.partition.split import narrowed
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
@@ -171,15 +172,6 @@ def test_a_value_used_forwards_only_is_not_saved() -> None:
     assert saved_nodes(made) == []
 
 
-def test_views_constants_and_sizes_are_free() -> None:
-    module = adjoint.capture(lambda x: (x.t() + torch.ones(3)).exp(), leaf(3, 3)).graph_module
-    free = {node.target for node in module.graph.nodes if is_free(node)}
-    assert aten.t.default in free
-    assert aten.ones.default in free
-    assert aten.exp.default not in free
-    assert aten.add.Tensor not in free
-
-
 # Fewest bytes -------------------------------------------------------------------------------------
 
 
@@ -274,17 +266,6 @@ def test_a_backward_graph_without_some_gradients() -> None:
     assert output_descriptors(part.graph) == output_descriptors(whole.graph)
     assert input_descriptors(part.graph) == input_descriptors(whole.graph)
     assert targets(part).count(aten.mm.default) == targets(whole).count(aten.mm.default) - 1
-
-
-def test_which_operators_are_cheap() -> None:
-    def function(x: Tensor, i: Tensor) -> list[Tensor]:
-        return [x + 1, x.exp(), x.sum(0), x[i], nn.functional.dropout(x), x @ x.t()]
-
-    module = adjoint.capture(function, leaf(3, 8), torch.arange(2)).graph_module
-    cheap = {node.target for node in module.graph.nodes if is_cheap(node)}
-    assert {aten.add.Tensor, aten.index.Tensor} <= cheap
-    dear = {aten.exp.default, aten.sum.dim_IntList, aten.mm.default, aten.native_dropout.default}
-    assert not cheap & dear
 
 
 def test_a_size_is_read_off_an_available_value() -> None:

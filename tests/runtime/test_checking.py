@@ -18,7 +18,7 @@ from adjoint.options import Options
 from adjoint.runtime.bridge import DifferentiableGraph
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu.program import CpuProgram
-from adjoint.torch_private import corrected_fakes
+from adjoint.torch_private import learned_fakes
 from tests.lowering import native_program
 from tests.versions import TORCH
 
@@ -53,9 +53,9 @@ PAIR = lying("pair", lambda x: (x * 2, x.double() * 3), lambda x: (x + 0, x + 0)
 
 @pytest.fixture(autouse=True)
 def _nothing_learned() -> Iterator[None]:
-    corrected_fakes.forget()
+    learned_fakes.forget()
     yield
-    corrected_fakes.forget()
+    learned_fakes.forget()
 
 
 # What is checked is what plans expect; the reference target has none.
@@ -148,7 +148,7 @@ def test_memory_of_an_argument_is_not_the_results() -> None:
     program = compiled(lambda x: function(x), x)
     ours, eagers = program([x]), function(x)
     torch.testing.assert_close(list(ours), list(eagers))
-    assert corrected_fakes.returns_argument(ARGUMENT)
+    assert learned_fakes.returns_argument(ARGUMENT)
 
 
 def test_a_result_that_is_an_argument_is_unexpected() -> None:

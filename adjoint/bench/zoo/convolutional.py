@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import Network, Problem
+from adjoint.bench.problems import Network, Problem
 from adjoint.bench.zoo.scales import choose
 
 CLASSES = 1000

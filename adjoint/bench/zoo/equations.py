@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adjoint import transforms
-from adjoint.bench.workloads import Network, Parameters, Problem, perceptron
+from adjoint.bench.problems import Network, Parameters, Problem, perceptron
 from adjoint.bench.zoo.scales import choose
 
 VISCOSITY = 0.01

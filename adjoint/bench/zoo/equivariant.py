@@ -18,7 +18,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import SPECIES, Problem, perceptron
+from adjoint.bench.problems import Problem, perceptron
+from adjoint.bench.workloads import SPECIES
 from adjoint.bench.zoo.molecules import RADIAL, bessel, lengths, molecules, trained_on_forces
 from adjoint.bench.zoo.scales import choose
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adjoint.bench.workloads import Problem
+from adjoint.bench.problems import Problem
 from adjoint.bench.zoo import convolutional, equations, equivariant, molecules
 from adjoint.bench.zoo.packaged import TRANSFORMERS, of_torchvision
 

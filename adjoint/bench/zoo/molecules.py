@@ -15,15 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import (
-    CUTOFF,
-    SPECIES,
-    Problem,
-    force_loss_inside,
-    force_loss_outside,
-    perceptron,
-    torch_value_and_grad,
-)
+from adjoint.bench.problems import Problem, perceptron, torch_value_and_grad
+from adjoint.bench.workloads import CUTOFF, SPECIES, force_loss_inside, force_loss_outside
 from adjoint.bench.zoo.scales import choose
 from adjoint.transforms import value_and_grad
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adjoint.bench.workloads import Network, Problem
+from adjoint.bench.problems import Network, Problem
 from adjoint.bench.zoo.convolutional import classifier
 from adjoint.bench.zoo.scales import choose, tokens
 

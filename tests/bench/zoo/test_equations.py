@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from adjoint.bench.workloads import step_of
+from adjoint.bench.problems import step_of
 from adjoint.bench.zoo import equations
 
 

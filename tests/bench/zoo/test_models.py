@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from adjoint.bench.measure import relative_error
-from adjoint.bench.workloads import step_of
+from adjoint.bench.problems import step_of
 from adjoint.bench.zoo import models
 from adjoint.bench.zoo.models import MODELS, SYSTEMS
 
