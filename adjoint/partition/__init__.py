@@ -2,11 +2,11 @@
 
 **What is saved** (`split.py`).  The fewest bytes from which the backward graph can recompute the
 rest with cheap operators (`recomputing.py`): a minimum cut (`flow.py`).  What an op costs is in
-`rules/costs.py`, derived from the formulas that kernels use.  The saved values suffice for the derivative of any
-subset of results.  At the second order cotangents arrive at the saved values too, so what their
-derivatives need is saved at the first order (`splitting.py`, above this package).  Random draws are
-saved, never drawn twice.  A softmax in half precision is opened into its parts, so that only row
-maxima and row sums are saved (`softmax.py`).
+`rules/costs.py`, derived from the formulas that kernels use.  The saved values suffice for the
+derivative of any subset of results.  At the second order cotangents arrive at the saved values too,
+so what their derivatives need is saved at the first order (`splitting.py`, above this package).
+Random draws are saved, never drawn twice.  A softmax in half precision is opened into its parts, so
+that only row maxima and row sums are saved (`softmax.py`).
 
 **Checkpoints** (`marks.py`).  Each node of a `torch.utils.checkpoint` belongs to a *run*: one
 execution of the checkpointed function.  A value that a run computes and that the derivative of the

@@ -30,8 +30,8 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITHOUT_LOSS = ("JacobianLinearOperator", "TransposedJacobianLinearOperator")
 
-# Until rounding is all that is left: by default both solvers stop before, and where they stop depends
-# on rounding.
+# Until rounding is all that is left: by default both solvers stop before, and where they stop
+# depends on rounding.
 CONVERGED = {"max_iter": 500, "tolerance": 1e-14, "eps": 1e-30, "stop_updating_after": 1e-14}
 DAMPED = {"maxiter": 500, "atol": 1e-14, "btol": 1e-14, "damp": 0.1}
 

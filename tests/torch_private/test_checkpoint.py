@@ -64,9 +64,9 @@ def test_a_checkpoint_that_an_error_interrupts_leaves_its_modes() -> None:
 
     mode, x = BaseTorchDispatchMode(), torch.ones(3)
     # The error is kept, and so are the frames that it went through.
-    with pytest.raises(ValueError) as kept, mode:
-        with selective_checkpoints_handled_by(lambda run, policy: run(), mode):
-            checkpoint(nested, x, use_reentrant=False, context_fn=contexts)
+    handled = selective_checkpoints_handled_by(lambda run, policy: run(), mode)
+    with pytest.raises(ValueError, match="tensor") as kept, mode, handled:
+        checkpoint(nested, x, use_reentrant=False, context_fn=contexts)
     assert not _get_current_dispatch_mode_stack()
     assert kept.value is not None
 
