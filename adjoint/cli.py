@@ -42,11 +42,10 @@ from adjoint.loops.show import show_plan
 from adjoint.observing import unobserved
 from adjoint.options import Options
 from adjoint.passes import Pass
-from adjoint.pipeline import places
+from adjoint.pipeline import all_places
 from adjoint.source import users_traceback
 from adjoint.stages import before_and_after, differences, printed, watched
 from adjoint.store import command as cache
-from adjoint.target import cpu_target
 from adjoint.targets import target_of
 
 # Errors that say what happened, where, and what to do.
@@ -168,7 +167,7 @@ def _own_passes(parsed: argparse.Namespace) -> list[Pass]:
 
 def _list_passes(parsed: argparse.Namespace) -> str:
     lines: list[str] = []
-    for place, passes in places(cpu_target()).items():
+    for place, passes in all_places().items():
         lines += ["", f"{place}:"]
         for each in dict.fromkeys(passes):
             lines.append(f"  {each.name:<28} {_summary(each)}")

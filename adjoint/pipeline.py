@@ -49,7 +49,7 @@ from adjoint.partition.dropout import open_dropout
 from adjoint.partition.offloading import fetch_ahead
 from adjoint.partition.softmax import close_softmax, open_softmax
 from adjoint.passes import Pass, Place, extended
-from adjoint.target import Target
+from adjoint.target import Target, cpu_target
 
 MERGE = Pass("merge-common-subexpressions", merge_common_subexpressions)
 OPEN_SOFTMAX = Pass("open-softmax", open_softmax)
@@ -151,10 +151,12 @@ def places(target: Target) -> dict[str, tuple[Pass, ...]]:
     }
 
 
-PASS_NAMES = frozenset(
-    {"join-writes", "draw-in-kernels", "decompose", "merge-equal-values", "fetch-ahead"}
-    | {each.name for passes in (primal(()), JOINT, POST, FORWARD, LINEAR) for each in passes}
-)
+def all_places() -> dict[str, tuple[Pass, ...]]:
+    """All passes of all targets by where they run: a CPU whose kernels draw runs every one."""
+    return places(cpu_target(draws_in_kernels=True))
+
+
+PASS_NAMES = frozenset(each.name for passes in all_places().values() for each in passes)
 
 
 def require_known_passes(options: Options) -> None:

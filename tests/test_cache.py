@@ -245,6 +245,32 @@ def test_other_options_are_other_programs(
     assert any(why in reason for reason in reasons)
 
 
+# How entries depend on each option: by a fact of this name, or not at all, and why.
+DEPENDS_ON = {
+    "target": "target",
+    "eager_rng": "target",
+    "cuda_graphs": "target",
+    "skip_passes": "skipped passes",
+    "unsupported": "unsupported",
+    "memory_budget": "memory budget, target and generator",
+}
+DOES_NOT_DEPEND_ON = {
+    "passes": "nothing is cached with passes of the user's",
+    "check": "results are compared after they were computed",
+    "verify": "graphs are checked and not changed",
+    "progress": "graphs are not looked at",
+    "cache": "where entries are",
+    "cache_limit": "how many entries there are",
+}
+
+
+def test_each_option_is_among_the_facts_or_changes_nothing_that_is_cached() -> None:
+    """An option that a stage reads, and that no fact tells, would be a hit of the wrong entry."""
+    assert {*DEPENDS_ON, *DOES_NOT_DEPEND_ON} == set(Options.__dataclass_fields__)
+    source = Path(cache.__file__).read_text()
+    assert [fact for fact in DEPENDS_ON.values() if f'"{fact}"' not in source] == []
+
+
 def test_another_cpu_is_another_program(
     store: Store, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

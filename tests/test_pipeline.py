@@ -9,8 +9,9 @@ from adjoint.bench import workloads
 from adjoint.bench.problems import training_step
 from adjoint.observing import watching
 from adjoint.passes import Pass
-from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, lowering, places
-from adjoint.target import cpu_target
+from adjoint.pipeline import FORWARD, JOINT, LINEAR, PASS_NAMES, POST, all_places, lowering
+from adjoint.target import Target, cpu_target, loops_target
+from tests.lowering import DRAWING_GRID
 from tests.rewriting import Growth
 
 
@@ -29,20 +30,17 @@ def test_a_softmax_is_closed_before_and_opened_after_differentiation() -> None:
     assert "merge-common-subexpressions" in names[names.index("open-softmax") :]
 
 
-def test_every_pass_can_be_skipped_by_its_name() -> None:
-    target = cpu_target(draws_in_kernels=True)
-    passes = [each for several in places(target).values() for each in several]
-    assert {each.name for each in passes} == PASS_NAMES
-    assert {*JOINT, *POST, *FORWARD, *LINEAR} <= set(passes)
-    assert [each.name for each in lowering(target)] == [
-        each.name for each in places(target)["lowering"]
-    ]
+@pytest.mark.parametrize("target", [cpu_target(), loops_target(), DRAWING_GRID])
+def test_every_pass_of_every_target_can_be_skipped_by_its_name(target: Target) -> None:
+    assert {each.name for each in (*JOINT, *POST, *FORWARD, *LINEAR)} < PASS_NAMES
+    assert {each.name for each in lowering(target)} <= PASS_NAMES
+    assert {"join-writes", "draw-in-kernels"} <= PASS_NAMES
 
 
 def test_architecture_lists_the_passes_of_each_place() -> None:
     text = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
     _, _, table = text.partition("| place | graph | passes |")
-    for place, passes in list(places(cpu_target(draws_in_kernels=True)).items())[:4]:
+    for place, passes in list(all_places().items())[:4]:
         (row,) = re.findall(rf"^\| `{place}` \|.*\|(.*)\|$", table, re.MULTILINE)
         assert re.findall(r"`([\w-]+)`", row) == [each.name for each in passes]
 

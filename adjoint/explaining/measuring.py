@@ -134,7 +134,7 @@ def _launches(step: Step) -> Sequence[Launch]:
             return [step]
         case RowTiles():
             return [*step.begin, *(each for each in step.body if isinstance(each, Launch))]
-        case _:
+        case LibraryCall() | Product():
             return []
 
 
@@ -144,7 +144,7 @@ def _products(step: Step) -> Sequence[Product]:
             return [step]
         case RowTiles():
             return [each for each in step.body if isinstance(each, Product)]
-        case _:
+        case LibraryCall() | Launch():
             return []
 
 

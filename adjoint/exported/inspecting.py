@@ -12,7 +12,7 @@ from adjoint.exported.loading import require_torch, tensors_of
 from adjoint.exported.programs import HeldTensors, fitting, require_gpu
 from adjoint.exported.records import ConstantRecord, TensorRecord
 from adjoint.forms.plans import read_plan
-from adjoint.graph.calling import Constant, FromCaller, FromGraph
+from adjoint.graph.calling import BaseOf, Constant, FromCaller, FromGraph, View
 from adjoint.loops.plan import Argument, Plan
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import trees
@@ -82,14 +82,15 @@ def _results(exported: Exported, plans: list[Plan]) -> list[str]:
     found: list[str] = []
     for place in record.calling.results:
         match record.calling.recipes[place]:
-            case FromGraph(index) if isinstance(plan.outputs[index], Argument):
-                slot = plan.slots[plan.outputs[index].slot]
-                found.append(_typed(slot.dtype, slot.shape) if slot.dtype else "a value")
+            case FromGraph(index):
+                output = plan.outputs[index]
+                slot = plan.slots[output.slot] if isinstance(output, Argument) else None
+                found.append(_typed(slot.dtype, slot.shape) if slot and slot.dtype else "a value")
             case FromCaller(index):
                 found.append(f"input {index} itself")
             case Constant(value):
                 found.append(repr(value))
-            case _:
+            case BaseOf() | View():
                 found.append("a view")
     template = trees.map_leaves(lambda number: f"result {number}", record.results)
     return [f"{template}".replace("'", ""), *(f"result {n}: {e}" for n, e in enumerate(found))]

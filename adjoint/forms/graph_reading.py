@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator, Sequence
 from types import UnionType
 
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from adjoint.errors import SourceLine
 from adjoint.forms.constants import constant_of
@@ -21,12 +24,25 @@ from adjoint.forms.graphs import Ground, attribute_of, memory_of, name_graphs
 from adjoint.forms.vocabulary import GRAPH_FORM, KNOWN_META, PLAIN_META
 from adjoint.graph import descriptors as d
 from adjoint.graph.calling import (
+    AssignData,
     BaseOf,
     CallingConvention,
+    Constant,
     FromCaller,
     FromGraph,
+    FromRecipe,
     MemoryOf,
+    NewToken,
+    Overwrite,
+    Record,
+    Replay,
+    ReplayMetadataOp,
+    RequireGrad,
+    SetRequiresGrad,
+    StoragePlacement,
     View,
+    Window,
+    Write,
 )
 from adjoint.graph.metadata import (
     CheckpointRegion,
@@ -78,9 +94,7 @@ class GraphReading(Reading):
         match tag:
             case "node":
                 (place,) = parts
-                if type(place) is not int or not 0 <= place < len(self._nodes):
-                    raise Malformed(f"there is no node {place}")
-                return self._nodes[place]
+                return _at(place, self._nodes, "node")
             case "fake":
                 fake = self._fake(*parts)
                 self._read.append(fake)
@@ -97,9 +111,7 @@ class GraphReading(Reading):
                 return once
             case "again":
                 (place,) = parts
-                if type(place) is not int or not 0 <= place < len(self._read):
-                    raise Malformed(f"nothing was read as {place}")
-                return self._read[place]
+                return _at(place, self._read, "earlier value")
             case "symbolic":
                 return self._symbolic([tag, *parts])
             case _:
@@ -304,19 +316,46 @@ def read(text: str | bytes, ground: Ground) -> FromText:
 def require_fitting(calling: CallingConvention, inputs: int, graph_module: fx.GraphModule) -> None:
     """Raise `Malformed` unless the calling convention fits this graph and number of inputs."""
     outputs = len(outputs_of(graph_module.graph))
-    recipes = calling.recipes
-    of_graph = [write.value for write in calling.writes]
-    of_caller: list[int] = [each.index for each in calling.placements]
-    of_caller += [place for place, _ in calling.versions]
-    for each in (*calling.sources, *recipes, *(e.of for e in recipes if isinstance(e, View))):
+    of_graph = [output for output, _ in calling.view_values]
+    of_caller = [place for place, _ in calling.versions]
+    of_recipes = [*calling.results, *(recipe for _, recipe in calling.view_values)]
+    for each in _records(calling):
         match each:
-            case FromGraph(index):
+            case FromGraph(index) | Overwrite(index) | Write(value=index):
                 of_graph.append(index)
             case FromCaller(index) | BaseOf(index) | MemoryOf(index):
                 of_caller.append(index)
-            case _:
+            case ReplayMetadataOp(index) | AssignData(index):
+                of_caller.append(index)
+            case SetRequiresGrad(index) | StoragePlacement(index):
+                of_caller.append(index)
+            case FromRecipe(index):
+                of_recipes.append(index)
+            case CallingConvention() | NewToken() | Constant() | View():
                 pass
+            case Replay() | Window() | RequireGrad():
+                pass
+            case _:
+                assert_never(each)
     require(len(calling.sources) == len(inputs_of(graph_module.graph)), "each input has a source")
     require(all(0 <= index < outputs for index in of_graph), "an output of the graph")
     require(all(0 <= index < inputs for index in of_caller), "an input of the caller's")
-    require(all(0 <= place < len(recipes) for place in calling.results), "a result has a recipe")
+    require(all(0 <= place < len(calling.recipes) for place in of_recipes), "a recipe")
+
+
+def _records(value: object) -> Iterator[Record]:
+    """The records that a calling convention consists of, itself first."""
+    if isinstance(value, Record):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from _records(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _records(each)
+
+
+def _at(place: object, values: Sequence[object], what: str) -> object:
+    """An earlier value of the document, by its place."""
+    if type(place) is not int or not 0 <= place < len(values):
+        raise Malformed(f"there is no {what} {place}")
+    return values[place]

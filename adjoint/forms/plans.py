@@ -258,7 +258,7 @@ def without_bodies(plan: p.Plan) -> p.Plan:
             case p.RowTiles():
                 body = tuple(launch(s) if isinstance(s, p.Launch) else s for s in step.body)
                 return replace(step, begin=tuple(map(launch, step.begin)), body=body)
-            case _:
+            case p.LibraryCall() | p.Product():
                 return step
 
     return replace(plan, steps=tuple(map(changed, plan.steps)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import torch
 from typing_extensions import assert_never
@@ -284,8 +284,16 @@ class CallingConvention:
 
 
 # All types that a calling convention may consist of.
-RECORDS: tuple[type, ...] = (
-    *(CallingConvention, FromCaller, BaseOf, MemoryOf, NewToken, FromGraph, Constant, FromRecipe),
-    *(Replay, Overwrite, Window, RequireGrad, View, ReplayMetadataOp, AssignData, Write),
-    *(SetRequiresGrad, StoragePlacement),
+Record: TypeAlias = (
+    CallingConvention
+    | InputSource
+    | Recipe
+    | FromRecipe
+    | Step
+    | ReplayMetadataOp
+    | AssignData
+    | Write
+    | SetRequiresGrad
+    | StoragePlacement
 )
+RECORDS: tuple[type, ...] = get_args(Record)

@@ -21,7 +21,7 @@ from torch import fx
 from adjoint.loops.expressions import Counter, Expression, Extent, Load, Name, apply, integer
 from adjoint.loops.plan import Scratch
 from adjoint.loops.statements import Assign, Loop, Mapping, Merge, Statement, Store
-from adjoint.lower.definitions import Mapped, Reduced
+from adjoint.lower.definitions import Mapped, Reduced, Scattered
 from adjoint.lower.groups import Group, Level
 from adjoint.lower.index import Axis, Index
 from adjoint.lower.items import Item
@@ -77,7 +77,7 @@ def _is_supported(dry: Builder, item: Item, level: Level) -> bool:
             return later if level is Level.ROW else level is Level.FULL and not later
         case Reduced():
             return level is Level.ROW and dry.phases[item.node] == 0 and not item.serial
-        case _:
+        case Scattered():
             return False
 
 

@@ -79,7 +79,7 @@ class Results:
                 return self.input_of(self.calling.recipes[index])
             case View(of, _):
                 return self.input_of(of)
-            case _:
+            case FromGraph() | Constant():
                 return None
 
     def make(self, made: Recipe | FromRecipe) -> TorchValue:

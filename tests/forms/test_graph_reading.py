@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ import torch
 
 from adjoint.capture.direct import capture
 from adjoint.forms.form import Malformed
-from adjoint.forms.graph_reading import Inapplicable, read
+from adjoint.forms.graph_reading import Inapplicable, read, require_fitting
 from adjoint.forms.graphs import Ground, written
+from adjoint.graph import calling as c
+from adjoint.graph.metadata import Mode
 from tests.forms.test_graphs import derivative_of, graph_of
 from tests.forms.test_plans import is_refused, mutated
 
@@ -74,7 +77,7 @@ OTHER = ["get_attr", "other", "nothing", ["tuple"], ["dict"], {"origin": []}]
 CHANGES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda document: document[0].append(3), "an origin has a name"),
     (_set(3, ["tuple", ["node", 99]]), "there is no node 99"),
-    (_set(3, ["tuple", ["again", 999]]), "nothing was read as 999"),
+    (_set(3, ["tuple", ["again", 999]]), "there is no earlier value 999"),
     (_set(3, ["list"]), "arguments are a tuple and a dict"),
     (_set(0, "call_module"), "there is no node call_module"),
     (lambda document: document[2][3].pop(), "a graph ends with its output"),
@@ -115,6 +118,41 @@ def test_what_is_no_tensor_of_ours_says_why(change: Callable[[Any], Any], why: s
     change(document)
     with pytest.raises(Malformed, match=why):
         read(json.dumps(document), ground)
+
+
+def _through(step: c.Step) -> dict[str, Any]:
+    """Changes to a calling convention: its result is made by one step more."""
+    return {"recipes": (c.View(c.FromGraph(0), (step,)),)}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"results": (1,)}, "a recipe"),
+        ({"recipes": (c.FromGraph(1),)}, "an output of the graph"),
+        ({"recipes": (c.FromCaller(2),)}, "an input of the caller's"),
+        ({"recipes": (c.View(c.FromRecipe(1), ()),)}, "a recipe"),
+        (_through(c.Overwrite(1)), "an output of the graph"),
+        (
+            _through(c.Replay(torch.ops.aten.select.int, (0, c.FromGraph(1)), (), None, Mode())),
+            "an output of the graph",
+        ),
+        ({"writes": (c.Write(c.FromCaller(0), 1, False),)}, "an output of the graph"),
+        ({"writes": (c.Write(c.BaseOf(-1), 0, False),)}, "an input of the caller's"),
+        ({"requires_grad_changes": (c.SetRequiresGrad(1, True),)}, "an input of the caller's"),
+        ({"metadata_changes": (c.AssignData(1, c.FromCaller(0)),)}, "an input of the caller's"),
+        ({"placements": (c.StoragePlacement(1, 0, 4),)}, "an input of the caller's"),
+        ({"versions": ((1, 1),)}, "an input of the caller's"),
+        ({"view_values": ((0, 1),)}, "a recipe"),
+        ({"sources": ()}, "each input has a source"),
+    ],
+)
+def test_a_calling_convention_refers_to_what_is_there(change: dict[str, Any], why: str) -> None:
+    captured = capture(torch.sin, torch.ones(3))
+    calling = captured.calling
+    require_fitting(calling, 1, captured.graph_module)
+    with pytest.raises(Malformed, match=why):
+        require_fitting(dataclasses.replace(calling, **change), 1, captured.graph_module)
 
 
 def _rows(count: int) -> tuple[Ground, torch.SymInt]:

@@ -214,7 +214,7 @@ class HostCode:
                     self.call_addresses.append((index, place))
                 case WordAddress(place):
                     self.addresses.append((index, place))
-                case _:
+                case int():
                     self.words[index] = word
         return WordAddress(start)
 
