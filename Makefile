@@ -91,7 +91,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 tidy: venv
-	$(PYTEST) -q tests/test_tidy.py
+	$(PYTEST) -q tests/test_tidy.py tests/test_architecture.py
 
 format: venv
 	$(BIN)/ruff format .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,12 @@ import torch
 from torch import Tensor, fx
 
 import adjoint
+from adjoint import transforms
 from adjoint.backend import adjoint as backend
+from adjoint.bench.problems import Problem
+from adjoint.bench.results import Task
+from adjoint.bench.worker import measure
+from adjoint.bench.workloads import WORKLOADS
 from adjoint.errors import CaptureError
 from adjoint.graph.origins import for_part_of, replace
 from adjoint.loops.expressions import Expression
@@ -28,7 +35,9 @@ from adjoint.options import Options
 from adjoint.pipeline import primal
 from adjoint.rules.registry import VJPS
 from adjoint.torch_private.operators import OpOverload
+from adjoint.transforms.compiled import Compiled, Setting, linearized
 from tests.lowering import calls, graph_of, loop_program_of, lower
+from tests.transforms.test_nesting import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent
 aten = torch.ops.aten
@@ -48,16 +57,24 @@ FOLLOWED_BY = {
         "tests/test_recipes.py::test_an_op_by_a_definition",
         "tests/test_recipes.py::test_an_op_by_a_composition",
         "tests/lower/compositions/test_registry.py::test_each_composition_has_a_sample",
+        "tests/test_recipes.py::test_each_family_is_imported_with_its_package",
     ],
     "A rule": [
         "tests/test_recipes.py::test_a_pointwise_op",
         "tests/rules/test_registry.py::test_a_rule_is_used_in_place_of_what_there_was",
         "tests/test_opsdoc.py::test_each_rule_is_in_the_file",
     ],
+    "A transform": [
+        "tests/test_recipes.py::test_a_transform",
+        "tests/test_recipes.py::test_each_transform_is_exported_and_nests",
+        "tests/test_public_names.py::test_the_docstring_has_an_example_that_runs",
+        "tests/test_documents.py::test_the_reference_is_fresh_and_has_every_name",
+    ],
     "An option": [
         "tests/test_recipes.py::test_an_option",
         "tests/test_compiler.py::test_transforms_take_the_same_options",
         "tests/test_options.py::test_the_error_lists_what_is_legal",
+        "tests/test_cache.py::test_each_option_is_among_the_facts_or_changes_nothing_that_is_cached",
     ],
     "A target": [
         "tests/test_targets.py::test_every_target_runs_what_eager_computes",
@@ -82,8 +99,12 @@ FOLLOWED_BY = {
     ],
     "A module": [
         "tests/test_tidy.py::test_each_module_has_its_test_file",
-        "tests/test_tidy.py::test_each_module_has_its_row_in_architecture",
+        "tests/test_architecture.py::test_each_module_has_its_row_in_architecture",
         "tests/test_tidy.py::test_each_module_says_what_it_is",
+    ],
+    "A workload of the benchmark": [
+        "tests/test_recipes.py::test_a_workload",
+        "tests/bench/test_workloads.py::test_every_workload_runs_both_ways",
     ],
     "A language for the atlas": [
         "tests/atlas/test_grammars.py::test_every_capture_has_a_meaning",
@@ -233,6 +254,69 @@ def test_an_op_by_a_composition(own_op: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert not is_fused(lambda x: shares(x) * 2, x)
     monkeypatch.setitem(COMPOSITIONS, shares, lambda x: x / x.sum([-1], keepdim=True))
     assert is_fused(lambda x: shares(x) * 2, x)
+
+
+@pytest.mark.parametrize("package", ["rules", "lower/definitions", "lower/compositions"])
+def test_each_family_is_imported_with_its_package(package: str) -> None:
+    """In a process of its own, in which nothing else imports it."""
+    dotted = f"adjoint.{package.replace('/', '.')}"
+    program = f"import sys, {dotted}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    paths = (ROOT / "adjoint" / package).glob("[a-z]*.py")
+    registers = re.compile(
+        r"^(@vjp|@composition|NON_DIFFERENTIABLE|RULES|COMPOSITIONS)", re.MULTILINE
+    )
+    families = {f"{dotted}.{path.stem}" for path in paths if registers.search(path.read_text())}
+    assert len(families) > 5
+    assert families - set(done.stdout.split()) == set(), done.stderr
+
+
+def along(
+    function: Callable[..., Tensor], options: dict[str, object] | None = None
+) -> Callable[[Tensor, Tensor], Any]:
+    """The derivative of a function of one tensor along a direction."""
+
+    def captured(x: Tensor, direction: Tensor) -> Tensor:
+        (slope,) = linearized(function, [x], forward=True).push_forward([direction])
+        return slope
+
+    def traced(x: Tensor, direction: Tensor) -> Tensor:
+        _, slope = torch.func.jvp(function, (x,), (direction,))
+        return slope  # type: ignore[no-any-return]
+
+    return Compiled("along", captured, function, traced, setting=Setting(None, options))
+
+
+def test_a_transform() -> None:
+    """It is compiled, can be differentiated, and nests with others, ours and torch's."""
+    x, direction = torch.rand(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    seen: list[Sighting] = []
+    slope: Any = along(torch.sin, {"target": "reference"})
+    torch.testing.assert_close(slope.observed(seen.append, {})(x, direction), x.cos())
+    assert "capture" in {each.stage for each in seen}
+    y = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(slope(y, direction).sum(), y)
+    torch.testing.assert_close(gradient, -x.sin())
+    for namespace in (adjoint, torch.func):
+        second = namespace.grad(lambda z: along(torch.sin)(z, direction).sum())
+        torch.testing.assert_close(second(x), -x.sin())
+
+
+def test_each_transform_is_exported_and_nests() -> None:
+    assert set(transforms.__all__) <= set(adjoint.__all__)
+    assert {name.partition(" ")[0] for name in LEVELS} == set(transforms.__all__)
+
+
+def test_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(device: str, small: bool) -> Problem:
+        torch.manual_seed(0)
+        net, x = torch.nn.Linear(3, 1).to(device), torch.rand(4, 3, device=device)
+        return Problem(net, (x,), lambda net, x: net(x).square().mean(), {})
+
+    monkeypatch.setitem(WORKLOADS, "line", line)
+    measured = measure(Task("line", "adjoint", "cpu", 1, small=True))
+    assert measured.error is not None
+    assert measured.error < 1e-5
 
 
 def test_a_refused_construct() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from torch import fx
 
 import adjoint
+from adjoint.compiler import Compiler
 from adjoint.errors import RewriteError
 from adjoint.graph.verify import GraphError
 from adjoint.observing import Sighting
 from adjoint.options import Options
 from adjoint.passes import Pass
 from adjoint.stage_runner import StageRunner
+from tests.parity import leaf
 
 
 def test_the_time_of_a_stage_is_its_own() -> None:
@@ -75,6 +78,24 @@ def test_a_pass_that_breaks_the_graph_is_named() -> None:
     StageRunner(Options(verify=False)).passes(
         [Pass("without-metadata", without_metadata)], graph(), 0
     )
+
+
+def test_each_graph_that_a_stage_made_is_verified() -> None:
+    """A derivative has a forward graph, a backward graph, and perhaps another one that runs."""
+    x = leaf(3)
+    captured = adjoint.capture(lambda x: x.sin() * 2, x)
+    made = Compiler(Options(verify=True)).derivative(captured.graph_module, (0,))
+    assert made is not None
+    stages = StageRunner(Options(verify=True))
+    assert stages.stage("partition", 1, lambda: made) is made
+    broken = replace(made.first_backward, graph_module=without_metadata(graph()))
+    for wrong in (
+        replace(made, graph_module=broken.graph_module),
+        replace(made, executed=broken.graph_module),
+        replace(made, first=broken),
+    ):
+        with pytest.raises(GraphError, match="after partition: "):
+            stages.stage("partition", 1, lambda wrong=wrong: wrong)
 
 
 @pytest.mark.parametrize(

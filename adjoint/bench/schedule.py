@@ -17,6 +17,9 @@ from adjoint.bench import zoo
 from adjoint.bench.jax_workloads import WORKLOADS as IN_JAX
 from adjoint.bench.results import Failure, Measurement, Row, Table, Task, row
 
+# Workloads whose `Problem.inside` is empty.
+WITHOUT_DERIVATIVES_INSIDE = ("gpt", "schnet")
+
 Outcome = Measurement | Failure
 PACKAGE = Path(__file__).resolve().parent.parent.parent
 
@@ -27,7 +30,7 @@ def runs_on(workload: str, system: str, table: str = "steps") -> bool:
         return system in zoo.MODELS[workload].systems
     if system == "jax":
         return workload in IN_JAX
-    return not (workload in ("gpt", "schnet") and system.startswith("func_"))
+    return not (workload in WITHOUT_DERIVATIVES_INSIDE and system.startswith("func_"))
 
 
 def turns(tasks: Sequence[Task], runs: int) -> list[list[Task]]:

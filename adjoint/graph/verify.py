@@ -14,6 +14,7 @@ around them and have no descriptors.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -180,11 +181,24 @@ def _broken(node: Node, what: str) -> GraphError:
 
 
 def verify_made(stage: str, made: object) -> None:
-    """Verify the graphs that a stage made; an error names the stage."""
-    if isinstance(made, CapturedProgram | Joint | Derivative | Backward):
-        made = made.graph_module
-    if isinstance(made, GraphModule):
-        try:
-            verify(made)
-        except GraphError as error:
-            raise GraphError(f"after {stage}: {error}") from error
+    """Verify all graphs that a stage made; an error names the stage."""
+    try:
+        for graph_module in _graphs_in(made):
+            verify(graph_module)
+    except GraphError as error:
+        raise GraphError(f"after {stage}: {error}") from error
+
+
+def _graphs_in(made: object) -> Iterator[GraphModule]:
+    """The graphs of what a stage made; a plan, kernels and a program have none."""
+    match made:
+        case GraphModule():
+            yield made
+        case CapturedProgram() | Joint() | Backward():
+            yield made.graph_module
+        case Derivative():
+            yield made.graph_module
+            if made.executed is not None:
+                yield made.executed
+            if made.first is not None:
+                yield made.first.graph_module
