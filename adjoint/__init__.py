@@ -130,7 +130,9 @@ sys.modules[__name__].__class__ = _Package
 
 
 def _imported(module: str) -> ModuleType:
-    """The module.  Imports make many objects and no garbage, and looking for it takes a third."""
+    """The module, imported without garbage collection, which would take a third of the time and
+    find nothing.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -15,7 +15,8 @@ def main() -> int:
     if sys.argv[1:2] == ["atlas"]:
         from adjoint.atlas import command
 
-        # Facts live until the process ends; looking for garbage among them takes half of its time.
+        # Facts live until the process ends; collecting garbage among them would take half of the
+        # run.
         gc.disable()
         status = command.main(sys.argv[2:])
         gc.freeze()  # Otherwise the interpreter collects garbage once more at exit.

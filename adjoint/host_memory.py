@@ -1,10 +1,11 @@
 """Values that wait in host memory between a forward and a backward graph.
 
-`to_host` and `from_host` are the identity, into other memory.  Between a GPU and pinned memory they
-copy on a stream of their own, behind computation: the program goes on as soon as the value is in
-one of two *stages*, buffers on the device.  A stage is written to again once it has been copied, so
-that however far the host is ahead of the device, two stages are all that the transfers hold there.
-`from_host` is told which value will be fetched after its own, and begins to fetch it.
+`to_host` and `from_host` are the identity, into other memory.  Between a GPU and pinned memory
+they copy on a stream of their own, overlapped with computation: the program continues as soon as
+the value is in one of two *stages*, buffers on the device.  A stage is written to again once it
+has been copied, so that however far the host is ahead of the device, two stages are all that the
+transfers hold there. `from_host` is told which value will be fetched after its own, and begins to
+fetch it.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Target:
 def cpu_target(
     machine: Machine | None = None, has_blas: bool = False, draws_in_kernels: bool = False
 ) -> Target:
-    """Native code for a processor."""
+    """Native code for a CPU."""
     return Target(
         "cpu",
         CPU,
@@ -209,7 +209,7 @@ def cuda_target(
 
 
 def loops_target(draws_in_kernels: bool = False) -> Target:
-    """No code at all: the loop evaluator runs the kernels of a processor."""
+    """No machine code: the loop evaluator runs the kernels of a CPU."""
     return Target("loops", CPU, Loader.EVALUATOR, draws_in_kernels=draws_in_kernels)
 
 

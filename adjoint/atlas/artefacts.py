@@ -307,7 +307,7 @@ def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
             slot = plan.slots[operand]
             sizes = slot.shape or ()
             shape = f"{short(buffer.dtype)}[{', '.join(map(str, sizes))}], {slot.kind.value}"
-            # Elements that are one in memory, as after `expand`, are moved once.
+            # An element that `expand` repeats is one element in memory, and counts once.
             strides = slot.strides or (1,) * len(sizes)
             count = math.prod(s for s, stride in zip(sizes, strides, strict=True) if stride != 0)
         size = count * buffer.dtype.itemsize

@@ -26,7 +26,7 @@ WIDTH = 16
 ONE_SIZE = (8,)
 MANY_SIZES = tuple(range(8, 68))
 
-# Short calls are timed by the hundred, and warmed up by so many rounds through their sizes.
+# Calls that are timed together, because one is short; and rounds through all sizes before that.
 CALLS_IN_REP = 100
 WARM_UP_ROUNDS = 3
 

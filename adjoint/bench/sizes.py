@@ -31,14 +31,14 @@ from adjoint.torch_private.dynamo import graphs_compiled
 # JAX is not among them: it compiles for each set of sizes.
 SYSTEMS = ("eager", "inductor", "func_inductor", "adjoint", "func_adjoint")
 
-# Steps after the first, on sizes of their own; then those at one size, before they are timed.
+# Untimed steps after the first: some on sizes of their own, and then some at one size.
 WARM_UP_SETS = 6
 WARM_UP_STEPS = 6
 
-# Sizes are drawn from the tenth below the largest one, or from these many, but from no more than
-# the half below it.
+# Sizes are drawn from the largest tenth of all sizes up to the largest one. If these are fewer
+# than LEAST_SIZES, they are drawn from that many, but never from below half of the largest.
 LEAST_SIZES = 40
-# No workload has a smaller size than twice this, so there are as many distinct ones.
+# The largest size of every workload is at least twice this, so there are that many distinct ones.
 MAX_SETS = 32
 MAX_REPS = MAX_SETS - WARM_UP_SETS
 

@@ -15,7 +15,7 @@ from adjoint.torch_private import trees
 
 
 def passes_through(outputs: object, inputs: object, given: Iterable[Node]) -> bool:
-    """Whether derivatives of `outputs` go on into the history of what the program was given.
+    """Whether derivatives of `outputs` continue into the history of what the program was given.
 
     `inputs`: what is differentiated with respect to, where derivatives end.  `given`: the autograd
     nodes of the program's inputs.

@@ -110,7 +110,7 @@ def _capture_call(
 
 
 def _refuse_own_dispatch(tensor: torch.Tensor, source: SourceLine | None) -> None:
-    """Refuse a tensor that is no plain memory, and does not show the tensors that it is made of."""
+    """Refuse a tensor subclass that neither is plain memory nor shows its inner tensors."""
     if has_own_dispatch(tensor):
         raise CaptureError(
             f"a tensor of the class {type(tensor).__name__}",
@@ -145,7 +145,7 @@ def module_of(function: Callable[..., object]) -> torch.nn.Module | None:
 
 
 def state_of(module: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    """Its parameters and buffers, by every name that they have."""
+    """The parameters and buffers of a module, by every name that each has."""
     if module is None:
         return {}
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -118,8 +118,8 @@ def apply(
                 gradients = reverse.run(partial(pull_back, given), cotangents)
                 reverse.read(gradients)
         except Exception as error:
-            # A backward that fails for a pattern fails in eager only if the pattern occurs: so does
-            # the graph.
+            # A backward that fails for a pattern fails only when that pattern occurs, in eager and
+            # here.
             if pattern is patterns[0] and not is_raised_in_user_code(error):
                 raise
             failures.append(error)

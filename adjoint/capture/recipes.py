@@ -250,8 +250,9 @@ class Recipes:
         return steps
 
     def _steps_by_strides(self, chain: Sequence[Alias]) -> list[Step]:
-        """The same by sizes, strides and offset, where the last of `chain` has changed its
-        shape."""
+        """The steps as sizes, strides and offsets: for where the last of `chain` has changed its
+        shape.
+        """
         first, root = chain[0], chain[-1]
         assert first.tensor is not None
         assert first.step is not None
@@ -353,7 +354,7 @@ def _is_made_without_view_op(alias: Alias) -> bool:
 
 
 def _has_history_through(other: torch.Tensor | None, view: torch.Tensor, steps: int) -> bool:
-    """Whether the history of a view leads to that of `other` by at most so many view ops.
+    """Whether the history of a view leads to that of `other` by at most `steps` view ops.
 
     Not after a write: autograd then regenerates each view from the base.
     """

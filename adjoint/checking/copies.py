@@ -30,7 +30,7 @@ def _copied(value: object) -> object:
 
 
 def _like(copy: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A copy that requires grad if the original does; it is a leaf if that is one."""
+    """A copy that requires grad, and is a leaf, if the original does and is."""
     copy.requires_grad_(value.requires_grad)
     if value.requires_grad and not value.is_leaf:
         with torch.enable_grad():

@@ -49,7 +49,7 @@ class Callees:
     vector_bytes: int = 16
     """The bytes of a vector register, for which loops are vectorized; 0 if there is none."""
     attributes: str = ""
-    """Those of all functions."""
+    """The attributes of all functions."""
     philox: bool = False
 
     def defined(self, philox: str = PHILOX) -> list[str]:

@@ -14,7 +14,7 @@ from adjoint.open_types import FromText
 
 ASSETS = Path(__file__).parent / "assets"
 
-# Lines of the difference that a pass makes; more are left out of the page.
+# The most lines of the difference that a pass makes which the page shows.
 MAX_CHANGES = 4000
 
 _TABS = {

@@ -19,7 +19,7 @@ from adjoint.open_types import FromText
 from adjoint.quantities import counted, duration
 from adjoint.source import users_traceback
 
-# Graphs of a program that its page shows; a program that compiles at each step has any number.
+# The most graphs that the page of a program shows: one that compiles in each step has no bound.
 MAX_GRAPHS = 200
 
 

@@ -40,7 +40,7 @@ from adjoint.store.folder import replacing
 
 KIND = "export"
 
-# Changes with what kernels and the glue between them are called with.
+# The version of the calling conventions of kernels and of the glue between them.
 FORMAT = "2"
 
 _LENGTH = struct.Struct("<Q")
@@ -59,7 +59,7 @@ def schema() -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """The machine code of all programs, for one kind of processor."""
+    """The machine code of all programs, for one level of CPU."""
 
     cpu: str
     image: Image
@@ -78,7 +78,7 @@ class GpuCode:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What programs for a GPU need besides glue for the processor."""
+    """What programs for a GPU need besides glue, which runs on the CPU."""
 
     device: str
     """Such as `cuda:0`."""
@@ -86,7 +86,7 @@ class Gpu:
     captures_cuda_graphs: bool
     codes: tuple[GpuCode, ...]
     placed: Mapping[str, str]
-    """The devices of tensors in the file that are not on the processor's side, by their names."""
+    """The devices of tensors in the file that are not on the CPU, by the names of the tensors."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Exported:
     targets: tuple[Target, ...]
     tensors: bytes | Beside
     gpu: Gpu | None = None
-    """None: programs for the processor."""
+    """None: programs for the CPU."""
 
 
 def written(exported: Exported) -> bytes:
@@ -293,7 +293,7 @@ def trusted(path: Path) -> bytes:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that there is the whole of it, or what was there before."""
+    """Replace a file atomically: whoever reads it finds all of the new content, or the old."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with replacing(path, new):
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:

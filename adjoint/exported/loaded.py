@@ -28,7 +28,7 @@ class LoadedProgram:
         self.record = exported.records[0]
         self.facts = exported.facts
         self.cpu = cpu
-        """The level of processor, or the compute capability, whose code runs."""
+        """The level of CPU, or the compute capability, whose code runs."""
         self._versions = list(versions)
         self._state = versions[0].state
         arguments = self.record.arguments

@@ -19,7 +19,7 @@ from adjoint.loops.plan import Plan
 from adjoint.store.entries import digest_of
 from adjoint.torch_private import trees
 
-# Tensors of the state and of the closure have these before their names.
+# Prefixes of the names of tensors: parameters and buffers, and tensors of the closure.
 STATE, CLOSURE = "state", "closure"
 
 
@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str]) -> LoadedProgram:
 
     Nothing is compiled, and neither Dynamo nor LLVM is needed.  The file holds machine code: load
     only files that you trust.  Raises `LoadError`, before anything has run, for a file that is
-    damaged, that others may have written, or that does not fit this processor and this torch.
+    damaged, that others may have written, or that does not fit this CPU and this torch.
 
     >>> import pathlib, tempfile, torch, adjoint
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "sine.adjoint"

@@ -1,4 +1,4 @@
-"""The programs of an exported file: plans with machine code for this processor."""
+"""The programs of an exported file: plans with machine code for this CPU."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class HeldTensors:
 
 
 def fitting(targets: Sequence[Target]) -> Target:
-    """The best machine code that this processor can run; raises `LoadError`."""
+    """The best machine code that this CPU can run; raises `LoadError`."""
     missing = {each.cpu: lacking(each.cpu) for each in targets if each.cpu in LEVELS}
     able = [each for each in targets if missing.get(each.cpu) == []]
     if not able:
         reasons = [f"{cpu} ({', '.join(names)})" for cpu, names in missing.items()]
-        raise LoadError(f"this processor cannot run its code for {'; '.join(reasons) or 'nothing'}")
+        raise LoadError(f"this CPU cannot run its code for {'; '.join(reasons) or 'nothing'}")
     return max(able, key=lambda each: LEVELS.index(each.cpu))
 
 
@@ -101,7 +101,7 @@ class LoadedPrograms:
 
     @property
     def cpu(self) -> str:
-        """The level of processor, or the compute capability, whose code runs."""
+        """The level of CPU, or the compute capability, whose code runs."""
         if self._gpu_code is not None:
             return f"compute capability {_shown(self._gpu_code.capability)}"
         return self._target.cpu
@@ -168,12 +168,14 @@ def _load_kernel(kernel: tuple[str, bytes], cpu: str, device: int) -> NativeFunc
     return function
 
 
-# Glue stays for as long as the process runs, and it is in these.
+# Images with glue, which stays loaded for as long as the process runs.
 _RESIDENT: list[MappedImage] = []
 
 
 class _Program:
-    """Runs a program; what torch or the sizes do not fit is an error, because nothing else can."""
+    """Runs a program; a call that it does not fit is an error, because there is no compiler to
+    fall back on.
+    """
 
     def __init__(self, program: PlanProgram) -> None:
         self._program = program

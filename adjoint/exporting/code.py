@@ -1,4 +1,4 @@
-"""Machine code for an exported file: kernels and the glue between them, for several processors."""
+"""Machine code for an exported file: kernels and the glue between them, for several CPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from adjoint.target import Target as CompilationTarget
 
 
 def levels(asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The levels of processors to compile for; None: the highest that this machine has."""
+    """The levels of CPUs to compile for; None: the highest that this machine has."""
     if platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
         raise ExportError(
             f"programs are exported on Linux and x86-64; this is {platform.system()} on "
@@ -105,7 +105,7 @@ class Code:
         return compile_object(text, made, may_move=True)
 
     def targets(self) -> tuple[Target, ...]:
-        """The code of all plans, for each processor."""
+        """The code of all plans, for each level of CPU."""
         try:
             return tuple(map(self._target, self.cpus))
         except Unlinkable as error:
@@ -135,7 +135,7 @@ class Code:
 
 
 class GpuModules(Code):
-    """The kernels of all plans of a file for a GPU, and glue for the processor beside it."""
+    """The kernels of all plans of a file for a GPU, and glue for the CPU beside it."""
 
     is_for_gpu = True
 

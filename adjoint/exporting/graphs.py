@@ -97,10 +97,9 @@ class Exporting:
     def _backwards(
         self, derivative: Derivative, wrt: tuple[int, ...], orders: int
     ) -> list[BackwardRecord]:
-        """Backward graphs for groups of outputs, of which a backward pass runs and adds some.
-
-        A cotangent that is missing is thus not zeros: these would be nan where they meet a factor
-        that is infinite.
+        """Backward graphs for groups of outputs. A backward pass runs those of the groups that
+        have cotangents, and adds their gradients. Zeros in place of missing cotangents would give
+        NaN where a factor is infinite.
         """
         layout = derivative.layout
         results = tuple(place for place in layout.order if place < layout.results)

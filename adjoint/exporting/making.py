@@ -58,7 +58,7 @@ def export(
     buffers it can be differentiated with respect to; by default the arguments that require grad, or
     all floating-point arguments if none does.
 
-    `cpus`: levels of x86-64 processors to have code for, such as `("x86-64-v2", "x86-64-v3")`; by
+    `cpus`: levels of x86-64 CPUs to have code for, such as `("x86-64-v2", "x86-64-v3")`; by
     default the highest that this machine has.  `gpus`: if arguments or parameters are on a GPU,
     compute capabilities to have code for, such as `("8.0", "9.0")`; by default that of this GPU.
 
@@ -143,7 +143,7 @@ def _made(
 
 
 def _device(function: Callable[..., object], asked: Asked) -> torch.device:
-    """The GPU that arguments, parameters or buffers are on, or else the processor."""
+    """The GPU that arguments, parameters or buffers are on, or else the CPU."""
     tensors = [*asked.leaves, *state_of(module_of(function)).values()]
     devices = {each.device for each in tensors if isinstance(each, torch.Tensor)} - {CPU}
     if not devices:

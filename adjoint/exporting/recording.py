@@ -1,8 +1,8 @@
 """How an exported program is called and what it assumes, as records: one for each kind of sizes.
 
 The program is captured for the sizes of the example.  Where it, or a derivative of it, took a
-branch on a size that is to vary, the bounds of the size, one and none are tried as well, and
-captured again if they take another branch.
+branch on a size that is to vary, the bounds of the size, 1 and 0 are tried as well: for those that
+take another branch it is captured again.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _example(record: ProgramRecord, asked: Asked) -> dict[Place, int]:
 
 
 def _bounds(record: ProgramRecord, asked: Asked) -> Iterator[tuple[dict[Place, int], str]]:
-    """The bounds that were asked for, each alone, and in words."""
+    """Sizes with one bound that was asked for, and what was asked in words."""
     example = _example(record, asked)
     leaves = [each for each in asked.leaves if isinstance(each, torch.Tensor)]
     for group in _classes(record):
@@ -167,7 +167,7 @@ def _bounds(record: ProgramRecord, asked: Asked) -> Iterator[tuple[dict[Place, i
 
 
 def _others(record: ProgramRecord, asked: Asked) -> Iterator[dict[Place, int]]:
-    """Bounds, and sizes of one and of none, alone and together, where bounds allow them."""
+    """Sizes to try: each bound; and 1 and 0 for any set of sizes whose bounds allow them."""
     for sizes, _ in _bounds(record, asked):
         yield sizes
     classes, example = _classes(record), _example(record, asked)

@@ -202,3 +202,5 @@ def _graphs_in(made: object) -> Iterator[GraphModule]:
                 yield made.executed
             if made.first is not None:
                 yield made.first.graph_module
+        case _:
+            pass

@@ -2,10 +2,10 @@
 
     exp(literal(2)) = literal(exp(2))          x * literal(2) = x * full((), 2)
 
-A literal is computed from by eager's own operator when compiling, so its numbers are eager's.  One
-of no axes becomes a `full`, which kernels contain as an immediate value.  It is created on the
-device of the operator that uses it: eager takes a number in host memory along with any tensor, but
-a CUDA graph must not depend on host memory.
+What depends on literals alone is computed by eager's own operators when compiling, so its numbers
+are eager's. A literal without axes becomes a `full`, which kernels contain as an immediate value.
+It is created on the device of the operator that uses it: eager accepts a number in host memory
+beside any tensor, but a CUDA graph must not depend on host memory.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     convolution(x, w)  =  convolution(channels_last(x), channels_last(w))
 
-Tensor cores convolve half-precision images whose channels are adjacent in memory.  Given another
-format, the library converts around each convolution and each derivative of one: what goes in, and
-what comes out.  Here the first convolution of a network has its images converted, and what is
-computed from its result has the same format, up to where a program depends on strides: a view that
-the format does not allow, a result of the program, a draw of random numbers.  There a copy has the
-strides of before.
+Tensor cores convolve half-precision images whose channels are adjacent in memory.  In another
+format, the library converts the operands and the result of each convolution and of each derivative
+of one. This pass converts the images of the first convolution of a network. What is computed from
+its result keeps the format, up to values whose strides matter: a view that the format does not
+allow, a result of the program, a draw of random numbers. There a copy restores the strides of
+before.
 """
 
 from __future__ import annotations

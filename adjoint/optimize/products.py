@@ -113,7 +113,9 @@ def _known_sizes(product: fx.Node) -> tuple[int, int, int] | None:
 
 
 def _in_order(products: list[fx.Node]) -> list[fx.Node]:
-    """In an order in which an operand already is one tensor, or is put together elsewhere."""
+    """The products in an order in which their operands are parts of one tensor, or are
+    concatenated elsewhere, if there is one.
+    """
     for side in (0, 1):
         by_base = {_untransposed(operand_of(each, side)): each for each in products}
         if len(by_base) < len(products):

@@ -13,9 +13,9 @@ execution of the checkpointed function.  A value that a run computes and that th
 same run reads is recomputed, whatever it costs.  A value that leaves the run is saved if it is
 needed, and so is what the run takes from outside.  Policies of selective checkpointing name more
 values to save, or to offload: those wait in host memory (`offloading.py`), and on a GPU they are
-copied there and back behind computation (`host_memory.py`, below).  Dropout in a checkpoint is
-opened into its mask and a product, so that the mask alone is saved (`dropout.py`).  Nodes of
-different runs are never merged, and the nodes of a backward graph are a run of their own;
+copied there and back, overlapped with computation (`host_memory.py`, below).  Dropout in a
+checkpoint is opened into its mask and a product, so that the mask alone is saved (`dropout.py`).
+Nodes of different runs are never merged, and the nodes of a backward graph are a run of their own;
 otherwise, under a transform, where forward and backward are one graph, a recomputed value would be
 merged with the one computed first.
 

@@ -7,7 +7,9 @@ ops that it runs are traced (`derived.py`).  An op that torch cannot differentia
 fused backward, has a *composition* of differentiable ops.  Every op that a rule emits has a
 derivative, so the rules serve every order.
 
-What an op costs to recompute is read off the formulas that kernels use (`costs.py`).
+What an op costs to recompute is read off the formulas that kernels use (`costs.py`). The docstring
+of a rule gives the cotangents that it returns, with g for the cotangent it is given; after "Of" it
+gives the function that the op computes.
 """
 
 from adjoint.rules import (

@@ -89,8 +89,8 @@ def mutate(tracer: Tracer, op: OpOverload, args: tuple[object, ...], kwargs: OpK
 def _is_drawn_in_gaps(op: OpOverload, targets: Sequence[torch.Tensor]) -> bool:
     """Whether random numbers are drawn for tensors that are not dense.
 
-    Then eager draws one number after another, which it does not where a tensor is contiguous; a
-    pure op would write to a new tensor, which is.
+    For such a tensor eager draws the numbers one after another, for a dense one it may draw
+    several at once. The pure op writes to a new tensor, which is dense, so it would draw others.
     """
     seeded = torch.Tag.nondeterministic_seeded in op.tags
     return seeded and any(geometry.dense_order(each) is None for each in targets)

@@ -235,7 +235,7 @@ class Reachable:
     def classes(self) -> list[object]:
         """What functions use of the classes of objects: methods, what those use, and constants.
 
-        Known once all functions are; and methods look up more, of more objects.
+        Called when all functions are known: methods look up more names, on more objects.
         """
         marks: list[object] = []
         unused: dict[type, dict[str, None]] = {}

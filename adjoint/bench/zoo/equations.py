@@ -79,7 +79,7 @@ def _applied(net: nn.Module, parameters: Parameters, *args: Tensor) -> Tensor:
 
 
 def _slope(value: Tensor, at: Tensor) -> Tensor:
-    """Of each point: the gradient of the sum over points."""
+    """The slope at each point: the gradient of the sum over points."""
     (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
     return slope
 

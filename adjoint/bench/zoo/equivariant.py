@@ -257,7 +257,7 @@ def _sizes(device: str, small: bool) -> tuple[int, int, int]:
 
 
 def equivariant(device: str, small: bool) -> Problem:
-    """Ours."""
+    """The potential that is written here."""
     count, atoms, channels = _sizes(device, small)
     torch.manual_seed(0)
     given = molecules(count, atoms, device)
@@ -265,7 +265,7 @@ def equivariant(device: str, small: bool) -> Problem:
 
 
 def e3nn(device: str, small: bool) -> Problem:
-    """Of the package."""
+    """The potential made of the parts of e3nn."""
     count, atoms, channels = _sizes(device, small)
     torch.manual_seed(0)
     given = molecules(count, atoms, device)

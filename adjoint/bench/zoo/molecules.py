@@ -62,12 +62,12 @@ def trained_on_forces(net: nn.Module, given: Molecules) -> Problem:
 
 
 def lengths(vectors: Tensor) -> Tensor:
-    """Of vectors, none of which is zero."""
+    """The lengths of vectors, none of which is zero."""
     return vectors.square().sum(-1).add(1e-12).sqrt()
 
 
 def envelope(distance: Tensor) -> Tensor:
-    """From one to zero at the cutoff."""
+    """A smooth factor: one at distance zero, and zero at the cutoff."""
     return 0.5 * (torch.cos(distance.clamp(max=CUTOFF) * (math.pi / CUTOFF)) + 1)
 
 

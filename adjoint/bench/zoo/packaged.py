@@ -223,7 +223,7 @@ def of_torchvision(name: str, count: int) -> Callable[[str, bool], Problem]:
 
 
 def _without_chance(net: nn.Module) -> nn.Module:
-    """Dropout and stochastic depth would make each step another, and none comparable."""
+    """Dropout and stochastic depth, which would make no two steps comparable, are switched off."""
     for module in net.modules():
         if isinstance(getattr(module, "p", None), float):
             vars(module)["p"] = 0.0

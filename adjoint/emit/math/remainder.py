@@ -102,7 +102,7 @@ def near_remainder(b: Builder, x: Value, y: Value) -> Value:
 def remainder(
     b: Builder, x: Value, y: Value, fmod: Callable[[Builder, Value, Value], Value] = fmod
 ) -> Value:
-    """With the sign of y."""
+    """Python's remainder, which has the sign of y."""
     result = fmod(b, x, y)
     differs = (result < 0.0) ^ (y < 0.0)
     return b.select(differs & ~result.equals(0.0), result + y, result)

@@ -11,7 +11,9 @@ aten = torch.ops.aten
 
 
 def _require_plain(x: Tensor, weight: Tensor | None) -> None:
-    """Only losses of a batch without weights of classes, in a type that kernels sum in."""
+    """Decline unless the loss is of a batch, without class weights, in a dtype that kernels sum
+    in.
+    """
     if x.dim() != 2 or weight is not None or x.dtype not in (torch.float32, torch.float64):
         raise NoComposition
 

@@ -26,7 +26,7 @@ MAX_SHORT_DIMENSION = 4
 
 @composition(aten.mm.default, aten.bmm.default)
 def _short_product(x: Tensor, y: Tensor) -> Tensor:
-    """Of matrices in the last two dimensions, one of which is short."""
+    """The product of matrices in the last two dimensions, one of which is short."""
     if x.dtype not in (torch.float32, torch.float64):
         raise NoComposition
     rows, inner, columns = x.shape[-2], x.shape[-1], y.shape[-1]

@@ -102,7 +102,7 @@ def _vector_norm(
         return (wide * wide).sum(axes, keepdim=keepdim).sqrt().to(x.dtype)
     if ord == 1:
         return wide.abs().sum(axes, keepdim=keepdim).to(x.dtype)
-    # The maximum of nothing is an error.
+    # In eager the maximum of an empty tensor is an error.
     if ord == math.inf and not any(is_unbacked_int(x.shape[axis]) for axis in axes):
         return wide.abs().amax(axes, keepdim=keepdim).to(x.dtype)
     raise NoComposition

@@ -203,7 +203,8 @@ def _loaded(image: bytes, names: Sequence[str], facts: Facts | None) -> list[Nat
 def load_resident(text: str, name: str) -> int:
     """The address of the function `name` of `text`, loaded for as long as the process runs.
 
-    These are glue between kernels: the time to compile them counts, their own does not.
+    They are glue between kernels, whose own time does not matter: they are compiled fast, and not
+    well.
     """
     (function,) = load(text, [name], is_tuned=False)
     _RESIDENT.append(function)

@@ -1,4 +1,5 @@
-"""Links object files into an image (`images.py`): our own, because an image needs next to nothing.
+"""A linker of object files into an image (`images.py`), for the few kinds of sections and
+relocations that an image has.
 
 Objects are ELF files that LLVM made for 64-bit x86, position-independent: references inside are
 relative, and functions outside are called.  Anything else in them - data that can be written,

@@ -70,7 +70,7 @@ MISSES_BEFORE_HOLDING = 3
 # The part of the device's memory that graphs may hold for results.
 MAX_HELD_FRACTION = 1 / 32
 
-# Inputs of at most so many bytes together are copied if results lie in memory of the graph.
+# The most bytes of inputs that are copied if results lie in memory of the graph.
 MAX_COPIED_BYTES = 1 << 26
 
 # The part of a call's inputs, by bytes, that may change from step to step; where more does, it is
@@ -387,7 +387,7 @@ class CudaGraphs:
         )
 
     def _may_hold(self, count_bytes: int) -> bool:
-        """Whether so many bytes more of results may lie in memory of graphs."""
+        """Whether `count_bytes` more bytes of results may lie in memory of graphs."""
         held = STATIC_BYTES[self._capturer.device] + count_bytes
         return held <= self._capturer.device_bytes * MAX_HELD_FRACTION
 
