@@ -2,8 +2,8 @@
 
 `to_host` and `from_host` are the identity, into other memory.  Between a GPU and pinned memory
 they copy on a stream of their own, overlapped with computation: the program continues as soon as
-the value is in one of two *stages*, buffers on the device.  A stage is written to again once it
-has been copied, so that however far the host is ahead of the device, two stages are all that the
+the value is in one of two *staging buffers* on the device. A buffer is written to again once it
+has been copied, so that however far the host is ahead of the device, two buffers are all that the
 transfers hold there. `from_host` is told which value will be fetched after its own, and begins to
 fetch it.
 """
@@ -21,8 +21,8 @@ from torch import Tensor
 from adjoint.torch_private.autograd import saved_tensor_hooks
 from adjoint.torch_private.operators import OpOverload
 
-# One is computed with while the other is copied.
-STAGES = 2
+# Buffers of a device: one is computed with while the other is copied.
+STAGING_BUFFERS = 2
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ to_host: OpOverload = torch.ops.adjoint.to_host.default
 from_host: OpOverload = torch.ops.adjoint.from_host.default
 
 
-class Stage:
+class StagingBuffer:
     """A buffer on the device, through which one value at a time is copied."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Transfers:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self._stages = [Stage() for _ in range(STAGES)]
+        self._buffers = [StagingBuffer() for _ in range(STAGING_BUFFERS)]
         self._busy = threading.Lock()
 
     def send(self, x: Tensor, to: Tensor) -> None:
@@ -153,13 +153,13 @@ class Transfers:
             to.copy_(x)
             return
         with self._busy, torch.cuda.device(self.device):
-            stage = self._next()
-            staged = stage.shaped_like(x, self.stream)
+            buffer = self._next()
+            staged = buffer.shaped_like(x, self.stream)
             staged.copy_(x)
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 to.copy_(staged, non_blocking=True)
-                stage.copied.record()
+                buffer.copied.record()
 
     def fetch(self, x: Tensor, to: Tensor, following: Sequence[Tensor]) -> None:
         """Copy `x` to the device, and begin to copy what follows."""
@@ -167,41 +167,41 @@ class Transfers:
             to.copy_(x, non_blocking=True)
             return
         with self._busy, torch.cuda.device(self.device):
-            stage = self._fetching(x) or self._fetch(x)
+            buffer = self._fetching(x) or self._fetch(x)
             main = torch.cuda.current_stream()
-            main.wait_event(stage.copied)
-            to.copy_(stage.shaped_like(x, self.stream))
-            stage.read.record(main)
-            stage.fetched = None
-            for each in following[: STAGES - 1]:
+            main.wait_event(buffer.copied)
+            to.copy_(buffer.shaped_like(x, self.stream))
+            buffer.read.record(main)
+            buffer.fetched = None
+            for each in following[: STAGING_BUFFERS - 1]:
                 if self._fetching(each) is None:
                     self._fetch(each)
 
-    def _fetching(self, x: Tensor) -> Stage | None:
-        """The stage into which `x` is being copied."""
-        for stage in self._stages:
-            if stage.fetched is not None and _is_same(stage.fetched, x):
-                return stage
+    def _fetching(self, x: Tensor) -> StagingBuffer | None:
+        """The buffer into which `x` is being copied."""
+        for buffer in self._buffers:
+            if buffer.fetched is not None and _is_same(buffer.fetched, x):
+                return buffer
         return None
 
-    def _fetch(self, x: Tensor) -> Stage:
-        stage = self._next()
-        staged = stage.shaped_like(x, self.stream)
+    def _fetch(self, x: Tensor) -> StagingBuffer:
+        buffer = self._next()
+        staged = buffer.shaped_like(x, self.stream)
         with torch.cuda.stream(self.stream):
             staged.copy_(x, non_blocking=True)
-            stage.copied.record()
-        stage.fetched = x
-        return stage
+            buffer.copied.record()
+        buffer.fetched = x
+        return buffer
 
-    def _next(self) -> Stage:
-        """The stage that was used least recently, when the device no longer uses it."""
-        stage = self._stages.pop(0)
-        self._stages.append(stage)
-        stage.fetched = None
+    def _next(self) -> StagingBuffer:
+        """The buffer that was used least recently, when the device no longer uses it."""
+        buffer = self._buffers.pop(0)
+        self._buffers.append(buffer)
+        buffer.fetched = None
         for stream in (self.stream, torch.cuda.current_stream()):
-            stream.wait_event(stage.copied)
-            stream.wait_event(stage.read)
-        return stage
+            stream.wait_event(buffer.copied)
+            stream.wait_event(buffer.read)
+        return buffer
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

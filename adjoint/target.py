@@ -141,7 +141,7 @@ class Target:
         return self.has_grid
 
     @property
-    def waits_for_memory(self) -> bool:
+    def is_memory_bound(self) -> bool:
         """Whether kernels are memory-bound: recomputing a value is cheaper than loading it."""
         return self.has_grid
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from adjoint.host_memory import CPU, STAGES, from_host, to_host, transfers_of
+from adjoint.host_memory import CPU, STAGING_BUFFERS, from_host, to_host, transfers_of
 
 on_a_gpu = [
     pytest.mark.gpu,
@@ -62,11 +62,11 @@ def test_batches(device: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("ahead", [False, True])
 def test_many_values_while_the_device_computes(ahead: bool) -> None:
-    """Each is overwritten on the device as soon as it was sent, and there are more than stages."""
+    """Each is overwritten on the device as soon as it was sent, and they outnumber the buffers."""
     work = made("cuda", 2048, 2048)
     x = torch.empty(1 << 20, device="cuda")
     hosts: list[Tensor] = []
-    for number in range(8 * STAGES):
+    for number in range(8 * STAGING_BUFFERS):
         work = (work @ work).tanh()
         x.fill_(number)
         hosts.append(to_host(x))
@@ -81,7 +81,7 @@ def test_many_values_while_the_device_computes(ahead: bool) -> None:
     assert from_host(hosts[3], x.device, [hosts[5]]).eq(3).all()
     assert from_host(hosts[7], x.device, [hosts[5]]).eq(7).all()
     assert from_host(hosts[5], x.device, []).eq(5).all()
-    assert all(each.fetched is None for each in transfers_of(x.device)._stages)
+    assert all(each.fetched is None for each in transfers_of(x.device)._buffers)
 
 
 @pytest.mark.gpu

@@ -281,8 +281,8 @@ def along(
         return slope
 
     def traced(x: Tensor, direction: Tensor) -> Tensor:
-        _, slope = torch.func.jvp(function, (x,), (direction,))
-        return slope  # type: ignore[no-any-return]
+        slope: Tensor = torch.func.jvp(function, (x,), (direction,))[1]
+        return slope
 
     return Compiled("along", captured, function, traced, setting=Setting(None, options))
 

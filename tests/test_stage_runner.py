@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_each_graph_that_a_stage_made_is_verified() -> None:
         replace(made, first=broken),
     ):
         with pytest.raises(GraphError, match="after partition: "):
-            stages.stage("partition", 1, lambda wrong=wrong: wrong)
+            stages.stage("partition", 1, partial(replace, wrong))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_a_grid_waits_for_memory_and_scatters_in_any_order() -> None:
     for target in (grid, threads):
         assert target.has_kernels
         assert target.has_product_kernels == target.has_grid
-        assert target.waits_for_memory == target.has_grid
+        assert target.is_memory_bound == target.has_grid
         assert target.checks_indices_in_kernels == target.has_grid
         assert target.scatters_in_order != target.has_grid
         assert target.divides_halves_as_eager != target.has_grid

@@ -120,7 +120,7 @@ class KernelRecord:
 
 
 @dataclass(eq=False)
-class GraphRecord:
+class GraphHistory:
     """A graph, with all that became of it."""
 
     number: int
@@ -170,14 +170,14 @@ class Artefacts:
     """The observer that keeps graphs, kernels and saved values."""
 
     def __init__(self) -> None:
-        self.graphs: list[GraphRecord] = []
-        self._latest: GraphRecord | None = None
+        self.graphs: list[GraphHistory] = []
+        self._latest: GraphHistory | None = None
         self.of_launch: dict[Launch, KernelRecord] = {}
-        self._objects: dict[int, tuple[object, GraphRecord]] = {}
+        self._objects: dict[int, tuple[object, GraphHistory]] = {}
         """Each graph that was shown, which is kept alive so that no other has its number."""
 
     @property
-    def latest(self) -> GraphRecord | None:
+    def latest(self) -> GraphHistory | None:
         """The graph that was shown last."""
         return self._latest
 
@@ -203,9 +203,9 @@ class Artefacts:
             case _:
                 pass
 
-    def _open(self, role: str, order: int, module: fx.GraphModule) -> GraphRecord:
+    def _open(self, role: str, order: int, module: fx.GraphModule) -> GraphHistory:
         version = version_of(module)
-        record = GraphRecord(len(self.graphs), role, order, version, version)
+        record = GraphHistory(len(self.graphs), role, order, version, version)
         self.graphs.append(record)
         self._objects[id(module)] = (module, record)
         self._latest = record

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from adjoint.atlas import html
-from adjoint.atlas.artefacts import Artefacts, GraphRecord, KernelRecord, Port, Value
+from adjoint.atlas.artefacts import Artefacts, GraphHistory, KernelRecord, Port, Value
 from adjoint.atlas.document import (
     Anchor,
     Block,
@@ -62,7 +62,7 @@ def make_of(
     return Made(len(artefacts.graphs), (), written, (), tuple(dead(places, links)), {})
 
 
-def pages_of(function: str, graphs: list[GraphRecord]) -> list[Page]:
+def pages_of(function: str, graphs: list[GraphHistory]) -> list[Page]:
     """All pages of a compilation."""
     pages = [index_page(function, graphs), names_page(graphs)]
     for graph in graphs:
@@ -72,7 +72,7 @@ def pages_of(function: str, graphs: list[GraphRecord]) -> list[Page]:
     return pages
 
 
-def _graph(graph: GraphRecord) -> str:
+def _graph(graph: GraphHistory) -> str:
     return f"graphs/{graph.number}-{graph.role}_docs"
 
 
@@ -80,15 +80,15 @@ def _kernel(kernel: KernelRecord) -> str:
     return f"kernels/{kernel.name}_docs"
 
 
-def _saved(graph: GraphRecord, place: int) -> str:
+def _saved(graph: GraphHistory, place: int) -> str:
     return f"saved/{graph.number}-{place}_docs"
 
 
-def _graph_link(graph: GraphRecord) -> Link:
+def _graph_link(graph: GraphHistory) -> Link:
     return Link(graph.title, _graph(graph))
 
 
-def _value_link(graph: GraphRecord, name: str) -> Link:
+def _value_link(graph: GraphHistory, name: str) -> Link:
     return Link(name, _graph(graph), name_anchor(name), is_code=True)
 
 
@@ -102,7 +102,7 @@ def _line(line: SourceLine) -> Inlines:
     return (Code(place), *((" ", Code(text)) if text else ()))
 
 
-def index_page(function: str, graphs: list[GraphRecord]) -> Page:
+def index_page(function: str, graphs: list[GraphHistory]) -> Page:
     """What the compiler made."""
     blocks: list[Block] = [
         Heading(1, ("What the compiler makes of ", Code(function)), ""),
@@ -142,7 +142,7 @@ def index_page(function: str, graphs: list[GraphRecord]) -> Page:
     return Page("index", function, tuple(blocks))
 
 
-def graph_page(graph: GraphRecord) -> Page:
+def graph_page(graph: GraphHistory) -> Page:
     """One graph: inputs and outputs by descriptor, the passes that touched it, its values."""
     version = graph.first
     blocks: list[Block] = [
@@ -163,7 +163,7 @@ def graph_page(graph: GraphRecord) -> Page:
     return Page(_graph(graph), graph.title, tuple(blocks))
 
 
-def _inputs(graph: GraphRecord) -> Iterator[Block]:
+def _inputs(graph: GraphHistory) -> Iterator[Block]:
     rows = tuple(
         ((Anchor(name_anchor(port.name)), Code(port.name)), (Code(port.type),), (port.meaning,))
         for port in graph.first.inputs
@@ -172,7 +172,7 @@ def _inputs(graph: GraphRecord) -> Iterator[Block]:
         yield Table(("Name", "Type", "Meaning"), rows)
 
 
-def _outputs(graph: GraphRecord) -> Iterator[Block]:
+def _outputs(graph: GraphHistory) -> Iterator[Block]:
     rows = tuple(
         ((_port_link(graph, port),), (Code(port.type),) if port.type else (), (port.meaning,))
         for port in graph.first.outputs
@@ -181,17 +181,17 @@ def _outputs(graph: GraphRecord) -> Iterator[Block]:
         yield Table(("Value", "Type", "Meaning"), rows)
 
 
-def _port_link(graph: GraphRecord, port: Port) -> Link | Code:
+def _port_link(graph: GraphHistory, port: Port) -> Link | Code:
     """An output that is no constant is an input or a value of its graph."""
     return _value_link(graph, port.name) if port.name in _names(graph) else Code(port.name)
 
 
-def _names(graph: GraphRecord) -> set[str]:
+def _names(graph: GraphHistory) -> set[str]:
     """The names of the inputs and values of a graph."""
     return {port.name for port in graph.first.inputs} | {v.name for v in graph.first.values}
 
 
-def _touches(graph: GraphRecord) -> Iterator[Block]:
+def _touches(graph: GraphHistory) -> Iterator[Block]:
     if graph.touches:
         yield Table(
             ("Pass", "Lines added", "Lines removed"),
@@ -199,7 +199,7 @@ def _touches(graph: GraphRecord) -> Iterator[Block]:
         )
 
 
-def _values(graph: GraphRecord) -> Iterator[Block]:
+def _values(graph: GraphHistory) -> Iterator[Block]:
     computed = graph.computed_by()
     rows = tuple(
         (
@@ -215,7 +215,7 @@ def _values(graph: GraphRecord) -> Iterator[Block]:
         yield Table(("Name", "Operation", "Type", "Your line", "Kernels"), rows)
 
 
-def _kernels(graph: GraphRecord) -> Iterator[Block]:
+def _kernels(graph: GraphHistory) -> Iterator[Block]:
     items: list[Inlines] = [
         (_kernel_link(k), f": reads {k.read} bytes, writes {k.written}") for k in graph.kernels
     ]
@@ -224,14 +224,14 @@ def _kernels(graph: GraphRecord) -> Iterator[Block]:
         yield Bullets(tuple(items))
 
 
-def _saved_values(graph: GraphRecord) -> Iterator[Block]:
+def _saved_values(graph: GraphHistory) -> Iterator[Block]:
     if graph.saved:
         yield Bullets(
             tuple((Link(text, _saved(graph, at)),) for at, text in enumerate(graph.saved))
         )
 
 
-def _program(graph: GraphRecord) -> Iterator[Block]:
+def _program(graph: GraphHistory) -> Iterator[Block]:
     """The text of a graph, with links from its values to what is said of them."""
     names = _names(graph)
     lines: list[tuple[str | Link, ...]] = []
@@ -245,7 +245,7 @@ def _program(graph: GraphRecord) -> Iterator[Block]:
     yield Listing(tuple(lines))
 
 
-def kernel_page(graph: GraphRecord, kernel: KernelRecord) -> Page:
+def kernel_page(graph: GraphHistory, kernel: KernelRecord) -> Page:
     """One kernel: your lines, its loops, and its memory traffic."""
     computed = [value for value in graph.first.values if kernel in graph.computed_by()[value.name]]
     blocks: list[Block] = [
@@ -284,7 +284,7 @@ def _listing(text: str) -> Listing:
     return Listing(tuple((line,) if line else () for line in text.rstrip("\n").split("\n")))
 
 
-def saved_page(graph: GraphRecord, place: int, graphs: list[GraphRecord]) -> Page:
+def saved_page(graph: GraphHistory, place: int, graphs: list[GraphHistory]) -> Page:
     """One saved value: what it is, where it is computed, and which graphs read it."""
     meaning = graph.saved[place]
     rows: list[tuple[Inlines, ...]] = []
@@ -313,9 +313,9 @@ def saved_page(graph: GraphRecord, place: int, graphs: list[GraphRecord]) -> Pag
     return Page(_saved(graph, place), meaning, blocks)
 
 
-def names_page(graphs: list[GraphRecord]) -> Page:
+def names_page(graphs: list[GraphHistory]) -> Page:
     """From the user's names to nodes to kernels, and from operators to the user's lines."""
-    names: dict[tuple[str, str], list[tuple[GraphRecord, Value]]] = {}
+    names: dict[tuple[str, str], list[tuple[GraphHistory, Value]]] = {}
     for graph in graphs:
         for value in graph.first.values:
             if value.line is not None:
@@ -371,7 +371,7 @@ def names_in(line: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _searched(graph: GraphRecord) -> Iterator[tuple[str, str, str, str, str]]:
+def _searched(graph: GraphHistory) -> Iterator[tuple[str, str, str, str, str]]:
     """What a search finds: name, kind, page, anchor and a word about it."""
     page = _graph(graph) + html.ENDING
     yield graph.title, "graph", page, "", ""

@@ -20,7 +20,7 @@ from adjoint.torch_private.modes import without_observers
 from adjoint.trace.interpretation import Interpreter
 
 
-class Keeping(Protocol):
+class CaptureCache(Protocol):
     """The cache of captures."""
 
     def captured(
@@ -34,7 +34,7 @@ def capture_graph(
     graph_module: fx.GraphModule,
     examples: Sequence[object],
     anew: bool = False,
-    kept: Keeping | None = None,
+    kept: CaptureCache | None = None,
 ) -> CapturedProgram:
     """Capture a graph from Dynamo for inputs like `examples`.
 
@@ -46,7 +46,7 @@ def capture_graph(
 
 
 def _capture_graph(
-    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool, kept: Keeping | None
+    graph_module: fx.GraphModule, examples: Sequence[object], anew: bool, kept: CaptureCache | None
 ) -> CapturedProgram:
     fake_mode, fakes = (None, []) if anew else dynamo_inputs.fresh_fakes(graph_module, examples)
     if fake_mode is None:

@@ -12,8 +12,8 @@ from torch import fx
 
 from adjoint.checking.comparing import Mismatch, compare, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
-from adjoint.checking.locating import Culprit, Lowering, Rewriting
-from adjoint.checking.locating_derivatives import Differentiation
+from adjoint.checking.locating import Culprit, KernelSearch, PassSearch
+from adjoint.checking.locating_derivatives import DerivativeSearch
 from adjoint.compiler import Compiler
 from adjoint.errors import MismatchError
 from adjoint.graph.derivative import Derivative, order_of_graph
@@ -85,8 +85,8 @@ class Checker:
             compiler = Compiler(replace(self.options, check=None, progress=False))
             derivative = compiler.derivative(graph_module, wrt, segmented=True)
             run = graph_module if derivative is None else derivative.runs
-        found = Lowering(run, inputs, self.options).culprit()
-        return found or Rewriting(graph_module, inputs, wrt, self.options).culprit()
+        found = KernelSearch(run, inputs, self.options).culprit()
+        return found or PassSearch(graph_module, inputs, wrt, self.options).culprit()
 
     def of_transform(
         self,
@@ -131,7 +131,7 @@ class Checker:
         what = f"the gradient of {descriptor_of(placeholder).describe()}, of order {order},"
         data = [detached(each) for each in inputs]
         given = [(place, detached(each)) for place, each in cotangents]
-        located = Differentiation(derivative, wrt, data, given, theirs, self.options)
+        located = DerivativeSearch(derivative, wrt, data, given, theirs, self.options)
         raise _error(what, mismatch, self._located(located.culprit))
 
     def _located(self, find: Callable[[], Culprit | None]) -> Culprit | None:

@@ -73,8 +73,8 @@ class Log:
                 pass
 
 
-class Lowering:
-    """A graph with inputs, whose native program may be wrong."""
+class KernelSearch:
+    """The search for the op, in a graph with inputs, that makes its native program wrong."""
 
     def __init__(
         self, graph_module: fx.GraphModule, inputs: Sequence[object], options: Options
@@ -166,7 +166,7 @@ class Lowering:
         operands = [self._of(each) for each in node.all_input_nodes]
         function, tensors = one_op(node, operands)
         captured = capture(function, *tensors).graph_module
-        alone = Lowering(captured, tensors, self.options)
+        alone = KernelSearch(captured, tensors, self.options)
         return alone._wrong() is not None
 
     def _of(self, node: fx.Node) -> object:
@@ -190,8 +190,8 @@ class Lowering:
         return compare_one(found[-1], self.values[node], tolerance=self.tolerance)
 
 
-class Rewriting:
-    """A graph with inputs, whose results a pass before lowering may make wrong."""
+class PassSearch:
+    """The search for the pass, before lowering, that makes the results of a graph wrong."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import fx
 from adjoint.capture.direct import capture
 from adjoint.checking.comparing import Mismatch, compare, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
-from adjoint.checking.locating import Culprit, Log, Lowering, called_with, culprit_of_pass
+from adjoint.checking.locating import Culprit, KernelSearch, Log, called_with, culprit_of_pass
 from adjoint.checking.reproduction import of_nodes
 from adjoint.compiler import Compiler
 from adjoint.graph.derivative import Derivative
@@ -26,8 +26,8 @@ from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.operators import OpOverload
 
 
-class Differentiation:
-    """A graph with inputs and cotangents, whose gradients may be wrong."""
+class DerivativeSearch:
+    """The search for what makes the gradients of a graph with inputs and cotangents wrong."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Differentiation:
 
     def _in_kernels(self) -> Culprit | None:
         backward, arguments = self._backward(Compiler(self.options))
-        return Lowering(backward, arguments, self.options).culprit()
+        return KernelSearch(backward, arguments, self.options).culprit()
 
     def _backward(self, compiler: Compiler) -> tuple[fx.GraphModule, list[object]]:
         graph_module = self.derivative.graph_module

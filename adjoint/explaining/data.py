@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from adjoint.atlas.artefacts import GraphRecord, KernelRecord, Port, Value
+from adjoint.atlas.artefacts import GraphHistory, KernelRecord, Port, Value
 from adjoint.errors import SourceLine
 from adjoint.memory.report import MemoryReport
 from adjoint.observing import Compilation, Fallback
@@ -58,7 +58,7 @@ def of_compilation(compilation: Compilation) -> dict[str, FromText]:
     return asdict(compilation)
 
 
-def _names(graphs: Sequence[GraphRecord]) -> Iterator[str]:
+def _names(graphs: Sequence[GraphHistory]) -> Iterator[str]:
     """The titles of graphs, with a number where several have the same."""
     seen: dict[str, int] = {}
     for graph in graphs:
@@ -79,7 +79,7 @@ class _Lines:
 class _Regions:
     """Finds the values that the reverse nodes of each order are derivatives of."""
 
-    def __init__(self, graphs: Sequence[GraphRecord]) -> None:
+    def __init__(self, graphs: Sequence[GraphHistory]) -> None:
         self._origins: dict[tuple[str, int], frozenset[int]] = {}
         for graph in graphs:
             if graph.role == "joint":
@@ -92,7 +92,7 @@ class _Regions:
 
 
 def _graph(
-    graph: GraphRecord, lines: _Lines, numbers: dict[str, int], regions: _Regions
+    graph: GraphHistory, lines: _Lines, numbers: dict[str, int], regions: _Regions
 ) -> dict[str, object]:
     computed = graph.computed_by()
     return {

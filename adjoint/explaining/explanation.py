@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import assert_never
 
-from adjoint.atlas.artefacts import Artefacts, GraphRecord
+from adjoint.atlas.artefacts import Artefacts, GraphHistory
 from adjoint.compiler import Compiler
 from adjoint.errors import SourceLine
 from adjoint.explaining import data, text
@@ -54,7 +54,7 @@ class Explanation:
     order: int
     """How often it was differentiated."""
     stages: tuple[StageTime, ...]
-    graphs: tuple[GraphRecord, ...]
+    graphs: tuple[GraphHistory, ...]
     """Every graph of every order: its text, the passes that changed it, kernels, library calls."""
     timings: tuple[Timing, ...]
     """What each kernel and library call took, measured alone on the data of the call."""
@@ -224,7 +224,7 @@ def _copied(value: object) -> object:
     return value.detach().clone() if hasattr(value, "detach") else value
 
 
-def files_of(graphs: tuple[GraphRecord, ...]) -> dict[str, str]:
+def files_of(graphs: tuple[GraphHistory, ...]) -> dict[str, str]:
     """The source of the files that lines of the graphs are in."""
     names = {
         value.line.file

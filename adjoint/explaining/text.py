@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from adjoint.atlas.artefacts import GraphRecord, KernelRecord
+from adjoint.atlas.artefacts import GraphHistory, KernelRecord
 from adjoint.explaining.measuring import Timing
 from adjoint.observing import Compilation, Fallback
 from adjoint.quantities import counted, duration, in_bytes
@@ -94,13 +94,13 @@ def _timings(timings: Sequence[Timing]) -> Iterator[str]:
             yield f"{'':13}{line}"
 
 
-def _kernels(graphs: Iterable[GraphRecord]) -> Iterator[str]:
+def _kernels(graphs: Iterable[GraphHistory]) -> Iterator[str]:
     for graph in graphs:
         for kernel in graph.kernels:
             yield from _kernel(graph, kernel)
 
 
-def _kernel(graph: GraphRecord, kernel: KernelRecord) -> Iterator[str]:
+def _kernel(graph: GraphHistory, kernel: KernelRecord) -> Iterator[str]:
     yield f"# {kernel.title}, of the {graph.title}"
     yield f"# reads {kernel.read} bytes, writes {kernel.written}"
     yield kernel.text

@@ -58,7 +58,7 @@ def schema() -> str:
 
 
 @dataclass(frozen=True)
-class Target:
+class CpuCode:
     """The machine code of all programs, for one level of CPU."""
 
     cpu: str
@@ -68,7 +68,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class GpuCode:
+class GpuKernels:
     """The kernels of all programs for one compute capability and later ones."""
 
     capability: tuple[int, int]
@@ -84,7 +84,7 @@ class Gpu:
     """Such as `cuda:0`."""
     draws_in_kernels: bool
     captures_cuda_graphs: bool
-    codes: tuple[GpuCode, ...]
+    codes: tuple[GpuKernels, ...]
     placed: Mapping[str, str]
     """The devices of tensors in the file that are not on the CPU, by the names of the tensors."""
 
@@ -114,7 +114,7 @@ class Exported:
     records: tuple[ProgramRecord, ...]
     """One for each kind of sizes; the first is that of the example."""
     plans: tuple[PlanText, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[CpuCode, ...]
     tensors: bytes | Beside
     gpu: Gpu | None = None
     """None: programs for the CPU."""
@@ -228,7 +228,7 @@ def _gpu(field: FromText, blobs: list[memoryview]) -> Gpu:
     require({*placed.values()} <= {device}, "one GPU")
     require(re.fullmatch(r"cuda:\d{1,3}", device) is not None, "a GPU")
     codes = [
-        GpuCode(
+        GpuKernels(
             (_is(int, major), _is(int, minor)),
             {name: bytes(blobs[place]) for name, place in _table(str, int, modules).items()},
         )
@@ -244,7 +244,7 @@ def _blob(body: memoryview, place: FromText) -> memoryview:
     return body[at : at + length]
 
 
-def _target(field: FromText, blobs: list[memoryview]) -> Target:
+def _target(field: FromText, blobs: list[memoryview]) -> CpuCode:
     functions = _table(str, int, field["functions"])
     imports = tuple(_is(str, name) for name in field["imports"])
     code = bytes(blobs[_is(int, field["code"])])
@@ -252,7 +252,7 @@ def _target(field: FromText, blobs: list[memoryview]) -> Target:
     image.check()
     glue = _table(str, str, field["glue"])
     require(all(name in functions for name in glue.values()), "glue has code")
-    return Target(_is(str, field["cpu"]), image, glue)
+    return CpuCode(_is(str, field["cpu"]), image, glue)
 
 
 def _table(key: type, value: type[Value], field: object) -> dict[str, Value]:

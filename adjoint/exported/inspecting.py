@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from adjoint.errors import LoadError
-from adjoint.exported.file import Beside, Exported, Target, read, trusted
+from adjoint.exported.file import Beside, CpuCode, Exported, read, trusted
 from adjoint.exported.loading import require_torch, tensors_of
 from adjoint.exported.programs import HeldTensors, fitting, require_gpu
 from adjoint.exported.records import ConstantRecord, TensorRecord
@@ -112,7 +112,7 @@ def _plan(number: int, plan: Plan) -> str:
     )
 
 
-def _target(target: Target) -> str:
+def _target(target: CpuCode) -> str:
     image = target.image
     return (
         f"{target.cpu}: {len(image.functions)} functions, {len(image.code):,} bytes; "

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from adjoint.errors import LoadError, SourceLine
-from adjoint.exported.file import Exported, Gpu, GpuCode, Target
+from adjoint.exported.file import CpuCode, Exported, Gpu, GpuKernels
 from adjoint.forms.form import Malformed
 from adjoint.forms.plans import read_plan
 from adjoint.loops.plan import Plan
@@ -45,7 +45,7 @@ class HeldTensors:
         return self._tensors.get(name)
 
 
-def fitting(targets: Sequence[Target]) -> Target:
+def fitting(targets: Sequence[CpuCode]) -> CpuCode:
     """The best machine code that this CPU can run; raises `LoadError`."""
     missing = {each.cpu: lacking(each.cpu) for each in targets if each.cpu in LEVELS}
     able = [each for each in targets if missing.get(each.cpu) == []]
@@ -55,7 +55,7 @@ def fitting(targets: Sequence[Target]) -> Target:
     return max(able, key=lambda each: LEVELS.index(each.cpu))
 
 
-def require_gpu(gpu: Gpu) -> GpuCode:
+def require_gpu(gpu: Gpu) -> GpuKernels:
     """The best code for the GPU that the programs are for; raises `LoadError`."""
     device = torch.device(gpu.device)
     if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
@@ -147,7 +147,7 @@ class LoadedPrograms:
         return _Program(GpuProgram(plan, code, target))
 
 
-def _on_gpu(code: GpuCode, device: torch.device) -> dict[str, NativeFunction]:
+def _on_gpu(code: GpuKernels, device: torch.device) -> dict[str, NativeFunction]:
     """The kernels, assembled several at a time and loaded."""
     torch.cuda.init()
     cpu = "sm_{}{}".format(*torch.cuda.get_device_capability(device))

@@ -18,7 +18,7 @@ from adjoint.runtime.executable import Executable, Sizes
 from adjoint.torch_private.autograd import applying, set_grad_enabled
 
 
-class Programs(Protocol):
+class ProgramSource(Protocol):
     """The programs of a file."""
 
     def at(self, number: int) -> Executable:
@@ -29,7 +29,7 @@ class Programs(Protocol):
 class ExportedGraph:
     """A graph that can be run, and differentiated by autograd to the order that was exported."""
 
-    def __init__(self, record: GraphRecord, programs: Programs, order: int = 0) -> None:
+    def __init__(self, record: GraphRecord, programs: ProgramSource, order: int = 0) -> None:
         """`order`: how often the exported function was differentiated to give this graph."""
         self.record = record
         self._programs = programs
@@ -90,7 +90,7 @@ class ExportedNode(NodeProgram):
     cotangents run, and their gradients are added.
     """
 
-    def __init__(self, record: NodeRecord, programs: Programs, order: int) -> None:
+    def __init__(self, record: NodeRecord, programs: ProgramSource, order: int) -> None:
         super().__init__(record.layout, record.wrt)
         self.record = record
         self._programs = programs

@@ -8,7 +8,7 @@ import torch
 
 from adjoint.errors import LoadError
 from adjoint.exported.records import ProgramRecord, SizeRecord, TensorRecord
-from adjoint.exported.running import ExportedGraph, Programs
+from adjoint.exported.running import ExportedGraph, ProgramSource
 from adjoint.graph.calling import FromGraph, FromRecipe, View
 from adjoint.runtime.calling import call
 from adjoint.runtime.sharing import sharing
@@ -23,7 +23,7 @@ class Version:
     def __init__(
         self,
         record: ProgramRecord,
-        programs: Programs,
+        programs: ProgramSource,
         state: Sequence[torch.Tensor],
         closed_over: Sequence[torch.Tensor],
     ) -> None:

@@ -12,7 +12,7 @@ import torch
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
 from adjoint.errors import ExportError
-from adjoint.exported.file import GpuCode, Target
+from adjoint.exported.file import CpuCode, GpuKernels
 from adjoint.graph.boundary import failure_text, passes_through
 from adjoint.kernels import key_of, together_or_alone
 from adjoint.loops.plan import Launch, Plan
@@ -26,8 +26,7 @@ from adjoint.runtime.cpu.objects import symbols_of
 from adjoint.runtime.cpu.residents import key_of as glue_key
 from adjoint.runtime.cpu.support import SUPPORT
 from adjoint.runtime.gpu.assembly import assemble
-from adjoint.target import Machine, cuda_target
-from adjoint.target import Target as CompilationTarget
+from adjoint.target import Machine, Target, cuda_target
 
 
 def levels(asked: Sequence[str] | None) -> tuple[str, ...]:
@@ -73,9 +72,7 @@ class Code:
         self._names: dict[str, str] = {}
         self._objects: dict[str, list[tuple[str, bytes]]] = {cpu: [] for cpu in cpus}
 
-    def add(
-        self, plan: Plan, target: CompilationTarget
-    ) -> tuple[tuple[str, ...], dict[Launch, Exception]]:
+    def add(self, plan: Plan, target: Target) -> tuple[tuple[str, ...], dict[Launch, Exception]]:
         """Compile the kernels of a plan: the names of its launches, and those that LLVM rejects."""
         new: dict[str, Kernel] = {}
         keys = [key_of(launch.kernel, target)[2] for launch in plan.launches]
@@ -104,7 +101,7 @@ class Code:
         text = emit_module(kernels, made.attributes, made.vector_bytes)
         return compile_object(text, made, may_move=True)
 
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[CpuCode, ...]:
         """The code of all plans, for each level of CPU."""
         try:
             return tuple(map(self._target, self.cpus))
@@ -115,7 +112,7 @@ class Code:
                 raise
             raise ExportError(f"machine code cannot be exported: {failure_text(error)}") from error
 
-    def _target(self, cpu: str) -> Target:
+    def _target(self, cpu: str) -> CpuCode:
         objects = list(self._objects[cpu])
         names: dict[str, str] = {}
         for number, (text, name) in enumerate(glue.functions(self.is_for_gpu)):
@@ -127,7 +124,7 @@ class Code:
             undefined = {name for _, data in objects for name in symbols_of(data).undefined}
             wanted = sorted((undefined & SUPPORT.keys()) - added)
             if not wanted:
-                return Target(cpu, linked(objects), names)
+                return CpuCode(cpu, linked(objects), names)
             added.update(wanted)
             objects += [
                 ("", compile_object(SUPPORT[name], machine(cpu), may_move=True)) for name in wanted
@@ -140,7 +137,7 @@ class GpuModules(Code):
     is_for_gpu = True
 
     def __init__(
-        self, cpus: Sequence[str], target: CompilationTarget, gpus: Sequence[tuple[int, int]]
+        self, cpus: Sequence[str], target: Target, gpus: Sequence[tuple[int, int]]
     ) -> None:
         """`target`: that of the least of the compute capabilities `gpus`, which plans are for."""
         super().__init__(cpus)
@@ -168,10 +165,10 @@ class GpuModules(Code):
             self._names[key] = named.name
         return failed
 
-    def _module(self, kernel: Kernel, target: CompilationTarget) -> bytes:
+    def _module(self, kernel: Kernel, target: Target) -> bytes:
         assert target.machine is not None
         return assemble(emit_grid([kernel], target), target.machine)
 
-    def codes(self) -> tuple[GpuCode, ...]:
+    def codes(self) -> tuple[GpuKernels, ...]:
         """The kernels for each compute capability."""
-        return tuple(GpuCode(each, modules) for each, modules in self._modules.items())
+        return tuple(GpuKernels(each, modules) for each, modules in self._modules.items())

@@ -17,7 +17,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from adjoint.host_memory import STAGES, from_host, to_host
+from adjoint.host_memory import STAGING_BUFFERS, from_host, to_host
 from adjoint.loops.plan import (
     Argument,
     Launch,
@@ -185,7 +185,7 @@ def _staged(plan: Plan, bytes_of: Mapping[int, int]) -> int:
         if isinstance(step, LibraryCall) and step.op in (to_host, from_host):
             # One of them is in host memory, which is not counted.
             largest = max(largest, *(bytes_of[slot] for slot in (*arguments_of(step), step.result)))
-    return STAGES * largest
+    return STAGING_BUFFERS * largest
 
 
 def _begin(kind: SlotKind, first: int, end: int, begin_of: Sequence[int], captured: bool) -> int:

@@ -33,7 +33,7 @@ evaluator and the CPU emitter can run the same kernels, as tests do.  Inner loop
 adjacent elements are one 16-byte access.  Scatters use atomics.  Loads along one axis and stores
 along another are coalesced by a tile in shared memory (`transposes.py`).
 
-**Memory-bound targets recompute** (`target.waits_for_memory`).  A value that follows from no more
+**Memory-bound targets recompute** (`target.is_memory_bound`).  A value that follows from no more
 bytes than it has is inlined wherever it is read (`inlining.py`).  After fusion a kernel recomputes
 what follows from values that it loads anyway (`load_elimination.py`).  At the peak of memory a late
 reader recomputes a value, as long as each 1 % of extra memory traffic saves at least 4 % of peak

@@ -167,7 +167,7 @@ class _Fusion:
         All that a group reads and writes is in memory at the same time.  Large groups are fused
         only if that saves the traffic of a large tensor.
         """
-        if not self.target.waits_for_memory or estimate(count) < LARGE_GROUP_ELEMENTS:
+        if not self.target.is_memory_bound or estimate(count) < LARGE_GROUP_ELEMENTS:
             return True
         return not all(is_small(base, count) for base in shared)
 

@@ -56,7 +56,7 @@ _SAME = (aten.alias.default, aten.detach.default)
 
 
 @dataclass(frozen=True)
-class Write:
+class PartialWrite:
     """An op on a view of a tensor, which writes to it."""
 
     views: tuple[ViewCall, ...]
@@ -64,7 +64,7 @@ class Write:
     args: tuple[object, ...]
     kwargs: dict[str, object]
 
-    def through(self, view: ViewCall) -> Write:
+    def through(self, view: ViewCall) -> PartialWrite:
         """The same write, to a tensor of which the written one is a view."""
         return replace(self, views=(view, *self.views))
 
@@ -127,7 +127,7 @@ def _overwritten(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     }
 
 
-def _writes(node: fx.Node) -> tuple[fx.Node, list[Write]] | None:
+def _writes(node: fx.Node) -> tuple[fx.Node, list[PartialWrite]] | None:
     """The tensor of which a node is a new value, and the writes that make it that."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
@@ -135,7 +135,7 @@ def _writes(node: fx.Node) -> tuple[fx.Node, list[Write]] | None:
     if target in REGIONS:
         if len(node.args) <= REGIONS[target].places:
             return None
-        return base, [Write((), target, tuple(node.args[1:]), dict(node.kwargs))]
+        return base, [PartialWrite((), target, tuple(node.args[1:]), dict(node.kwargs))]
     if target in SCATTERS:
         if len(node.args) < 2 or not isinstance(node.args[1], fx.Node):
             return None
@@ -152,7 +152,7 @@ def _writes(node: fx.Node) -> tuple[fx.Node, list[Write]] | None:
 
         inside = _writes_until(new, shows_part)
         if inside is None:
-            return base, [Write((view,), aten.copy.default, (new,), {})]
+            return base, [PartialWrite((view,), aten.copy.default, (new,), {})]
         return base, [each.through(view) for each in inside[1]]
     if target in _RESHAPES or target in _PERMUTATIONS or target in _SAME:
         inside = _writes_until(base, lambda each: _is_inverse(node, each))
@@ -166,9 +166,9 @@ def _writes(node: fx.Node) -> tuple[fx.Node, list[Write]] | None:
 
 def _writes_until(
     node: fx.Node, is_first: Callable[[fx.Node], bool]
-) -> tuple[fx.Node, list[Write]] | None:
+) -> tuple[fx.Node, list[PartialWrite]] | None:
     """The writes between a value for which `is_first` holds and `node`; None if there are none."""
-    writes: list[Write] = []
+    writes: list[PartialWrite] = []
     while not is_first(node):
         found = _writes(node)
         if found is None:
@@ -224,7 +224,9 @@ def _are_alike(node: fx.Node, base: fx.Node) -> bool:
     return all(is_one(size) or (b != 0 and same(a, b)) for size, a, b in axes)
 
 
-def _pays(write: Write, base: fx.Node, node: fx.Node, inputs: dict[fx.Node, fx.Node]) -> bool:
+def _pays(
+    write: PartialWrite, base: fx.Node, node: fx.Node, inputs: dict[fx.Node, fx.Node]
+) -> bool:
     """Whether a call is better than what kernels would do."""
     if write.is_whole:
         return False
@@ -236,7 +238,7 @@ def _pays(write: Write, base: fx.Node, node: fx.Node, inputs: dict[fx.Node, fx.N
     return node in inputs and count * MIN_RATIO_TO_ADD_IN_PLACE <= total
 
 
-def _adds(write: Write) -> bool:
+def _adds(write: PartialWrite) -> bool:
     """Whether kernels can do it: they add at indices."""
     if write.op in (aten.index_add.default, aten.scatter_add.default):
         return True
@@ -246,7 +248,7 @@ def _adds(write: Write) -> bool:
     return bool(accumulate)
 
 
-def _replace(node: fx.Node, base: fx.Node, writes: Sequence[Write]) -> None:
+def _replace(node: fx.Node, base: fx.Node, writes: Sequence[PartialWrite]) -> None:
     graph = node.graph
     for write in writes:
         with graph.inserting_before(node):

@@ -70,7 +70,7 @@ class Schedule:
         self._decide_storage(live)
         self.escaping = self._escaping()
         units = self._sorted(live)
-        if not self.target.waits_for_memory:
+        if not self.target.is_memory_bound:
             return units
         search = Recomputation(units, self.graph, self.needs, self.stored, self.escaping, may_alias)
         units, self.twins = search.run(self.target.rates.operators_per_byte)
@@ -101,7 +101,7 @@ class Schedule:
         """Find the items and the dependencies of all nodes."""
         found = {node: self.selection.item(node) for node in live}
         items = {node: item for node, item in found.items() if item is not None}
-        if self.target.waits_for_memory:
+        if self.target.is_memory_bound:
             items = inlined(items)
         for node in found:
             if found[node] is None:
@@ -139,7 +139,7 @@ class Schedule:
         # They run before the write, not when their own users do.
         outside |= {node for readers in self.read_before.values() for node in readers}
         groups = fuse(self.items.values(), self.needs, outside, self.target)
-        if self.target.waits_for_memory:
+        if self.target.is_memory_bound:
             groups = eliminate_loads(groups, self.items, outside)
         for group in groups:
             if is_plain_product(group):

@@ -36,7 +36,7 @@ from adjoint.transforms.fingerprint import Fingerprint
 from adjoint.transforms.kinds import Call, Memory
 from adjoint.transforms.linear import Linearized
 from adjoint.transforms.reachable import Transformed
-from adjoint.transforms.table import Programs, TooManyPrograms, programs_of, tell
+from adjoint.transforms.table import TooManyPrograms, TransformPrograms, programs_of, tell
 
 # Options as a user gives them: `{"target": "reference"}`.
 OptionMapping: TypeAlias = Mapping[str, object] | Options | None
@@ -163,7 +163,7 @@ class Compiled(Transformed):
         self._in_torch = traced if in_torch is None else in_torch
         self._transformed = transformed
         self._setting = setting
-        self._latest: tuple[Fingerprint, Programs] | None = None
+        self._latest: tuple[Fingerprint, TransformPrograms] | None = None
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -186,12 +186,12 @@ class Compiled(Transformed):
             program, call = programs[1].find(self._made, programs[0], args, kwargs, dynamic)
         except FAILURES as error:
             return in_torch(self.function, error, lambda: self._in_torch(*args, **kwargs))
-        if self._setting.checker is not None and isinstance(program, Program):
+        if self._setting.checker is not None and isinstance(program, TransformProgram):
             return self._checked(self._setting.checker, program, call, args, kwargs)
         return program(call)
 
     def _checked(
-        self, checker: Checker, program: Program, call: Call, args: object, kwargs: object
+        self, checker: Checker, program: TransformProgram, call: Call, args: object, kwargs: object
     ) -> object:
         """Run the program, and compare it with `torch.func`."""
         if not checker.wants(program):
@@ -206,19 +206,19 @@ class Compiled(Transformed):
         )
         return found
 
-    def _made(self, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]) -> Program:
+    def _made(self, call: Call, axes: Callable[[torch.Tensor], Sequence[bool]]) -> TransformProgram:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         compiler = replace(self._setting.compiler, function=name)
-        return Program(compiler, self._transformed, call, axes)
+        return TransformProgram(compiler, self._transformed, call, axes)
 
     def observed(self, observer: Observer, options: Mapping[str, object]) -> Compiled:
         """The same transform with more options, to be compiled anew for an observer."""
         made = copy.copy(self)
         made._setting = self._setting.observed(observer, options)
-        made._latest = (Fingerprint(self.function), Programs())
+        made._latest = (Fingerprint(self.function), TransformPrograms())
         return made
 
-    def _programs(self) -> tuple[Fingerprint, Programs]:
+    def _programs(self) -> tuple[Fingerprint, TransformPrograms]:
         """The fingerprint of the function as it is now, and its programs."""
         latest = self._latest
         if latest is None or not latest[0].holds(self.function):
@@ -228,7 +228,7 @@ class Compiled(Transformed):
         return latest
 
 
-class Program:
+class TransformProgram:
     """A function, captured for arguments of one kind."""
 
     def __init__(

@@ -17,7 +17,7 @@ from adjoint.graph.evaluation import evaluate
 from adjoint.open_types import TorchValue
 from adjoint.torch_private import trees
 from adjoint.trace.tracer import Tracer, current_tracer
-from adjoint.transforms.compiled import Program
+from adjoint.transforms.compiled import TransformProgram
 from adjoint.transforms.kinds import Call
 from adjoint.transforms.linear import Linearized
 
@@ -61,7 +61,7 @@ class _PointPrograms(ABC):
             points.append(point)
             return point.value, point.saved(self.given)
 
-        self.forward = Program(compiler, forward, call, axes)
+        self.forward = TransformProgram(compiler, forward, call, axes)
         self.memory = self.forward.memory
         self.is_shared = self.forward.is_shared
         (point,) = points

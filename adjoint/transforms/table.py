@@ -63,7 +63,7 @@ class Made(Protocol):
 Make = Callable[[Call, Callable[[torch.Tensor], Sequence[bool]]], Made]
 
 
-class Programs:
+class TransformPrograms:
     """The programs of one transform of functions that mean the same."""
 
     def __init__(self) -> None:
@@ -210,21 +210,21 @@ class _Owned:
     """The programs of functions with one code object."""
 
     def __init__(self) -> None:
-        self.programs: Specializations[Hashable, Programs] = Specializations(MAX_MEANINGS)
+        self.programs: Specializations[Hashable, TransformPrograms] = Specializations(MAX_MEANINGS)
         self.misses = 0
 
 
 _TABLE: WeakKeyDictionary[object, _Owned] = WeakKeyDictionary()
 
 
-def programs_of(transform: Hashable, look: Fingerprint, function: object) -> Programs:
+def programs_of(transform: Hashable, look: Fingerprint, function: object) -> TransformPrograms:
     """The programs of a transform of functions that mean what `function` means."""
     try:
         owned = _TABLE.setdefault(owner_of(function), _Owned())
         key = (transform, look.mark)
         found = owned.programs.get(key)
     except TypeError:  # Something cannot be hashed, or not be referred to weakly.
-        return Programs()
+        return TransformPrograms()
     if found is not None:
         owned.misses = 0
         return found
@@ -234,7 +234,7 @@ def programs_of(transform: Hashable, look: Fingerprint, function: object) -> Pro
             "pass what changes as tensors"
         )
     owned.misses += 1
-    found = Programs()
+    found = TransformPrograms()
     owned.programs.add(key, found)
     return found
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adjoint.atlas.artefacts import Artefacts, GraphRecord
+from adjoint.atlas.artefacts import Artefacts, GraphHistory
 from adjoint.stages import observe
 
 
@@ -14,13 +14,13 @@ def energy(x: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def graphs() -> list[GraphRecord]:
+def graphs() -> list[GraphHistory]:
     artefacts = Artefacts()
     observe(artefacts, energy, (torch.rand(4, 5), torch.rand(5)), {}, order=1)
     return artefacts.graphs
 
 
-def test_every_graph_is_kept_with_the_passes_that_touched_it(graphs: list[GraphRecord]) -> None:
+def test_every_graph_is_kept_with_the_passes_that_touched_it(graphs: list[GraphHistory]) -> None:
     roles = [(graph.role, graph.order) for graph in graphs]
     assert roles[:4] == [("captured", 0), ("joint", 1), ("forward", 0), ("backward", 1)]
     forward = graphs[2]
@@ -30,7 +30,7 @@ def test_every_graph_is_kept_with_the_passes_that_touched_it(graphs: list[GraphR
     assert {"merge-common-subexpressions"} <= {touch.name for touch in joint.touches}
 
 
-def test_inputs_and_outputs_have_descriptors(graphs: list[GraphRecord]) -> None:
+def test_inputs_and_outputs_have_descriptors(graphs: list[GraphHistory]) -> None:
     forward, backward = graphs[2], graphs[3]
     assert [port.meaning for port in forward.first.inputs] == ["L['x']", "L['w']"]
     assert forward.first.outputs[0].meaning == "result[0]"
@@ -38,7 +38,7 @@ def test_inputs_and_outputs_have_descriptors(graphs: list[GraphRecord]) -> None:
     assert "L['x']" in forward.saved
 
 
-def test_kernels_have_their_lines_loops_and_traffic(graphs: list[GraphRecord]) -> None:
+def test_kernels_have_their_lines_loops_and_traffic(graphs: list[GraphHistory]) -> None:
     forward = graphs[2]
     assert forward.is_lowered
     kernels = [kernel for kernel in forward.kernels if kernel.lines]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from adjoint.capture.direct import capture
-from adjoint.checking.locating import Lowering, one_op
+from adjoint.checking.locating import KernelSearch, one_op
 from adjoint.options import Options
 from tests.checking.planting import wrong_kernel
 
@@ -22,9 +22,9 @@ def many(x: Tensor) -> Tensor:
 def test_of_many_ops_the_first_wrong_one_is_found() -> None:
     x = torch.rand(7, dtype=torch.float64)
     graph_module = capture(many, x).graph_module
-    assert Lowering(graph_module, [x], NATIVE).culprit() is None
+    assert KernelSearch(graph_module, [x], NATIVE).culprit() is None
     with wrong_kernel(aten.sigmoid.default):
-        culprit = Lowering(graph_module, [x], NATIVE).culprit()
+        culprit = KernelSearch(graph_module, [x], NATIVE).culprit()
     assert culprit is not None
     assert culprit.op == "aten.sigmoid.default"
 
@@ -35,7 +35,7 @@ def test_parts_of_an_op_are_blamed_on_it_or_on_themselves(op: object) -> None:
     x = torch.rand(7, dtype=torch.float64)
     graph_module = capture(many, x).graph_module
     with wrong_kernel(op):
-        culprit = Lowering(graph_module, [x], NATIVE).culprit()
+        culprit = KernelSearch(graph_module, [x], NATIVE).culprit()
     assert culprit is not None
     assert culprit.op in (str(op), "aten._softmax.default", "aten.softmax.int")
     assert culprit.source is not None

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import adjoint
-from adjoint.checking.locating_derivatives import Differentiation, backward_of
+from adjoint.checking.locating_derivatives import DerivativeSearch, backward_of
 from adjoint.compiler import Compiler
 from adjoint.graph.evaluation import evaluate
 from adjoint.options import Options
@@ -25,11 +25,11 @@ def slope(x: Tensor) -> Tensor:
     return x.exp() * (x.cos() - x.sin())
 
 
-def differentiation() -> Differentiation:
+def differentiation() -> DerivativeSearch:
     graph_module = adjoint.capture(program, X.clone().requires_grad_()).graph_module
     derivative = Compiler(OPTIONS).derivative(graph_module, [0])
     assert derivative is not None
-    return Differentiation(derivative, [0], [X], [(0, COTANGENT)], [COTANGENT * slope(X)], OPTIONS)
+    return DerivativeSearch(derivative, [0], [X], [(0, COTANGENT)], [COTANGENT * slope(X)], OPTIONS)
 
 
 def test_nothing_is_blamed_for_what_is_right() -> None:

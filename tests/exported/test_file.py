@@ -18,7 +18,7 @@ from adjoint.exported.file import (
     Beside,
     Exported,
     Gpu,
-    GpuCode,
+    GpuKernels,
     read,
     trusted,
     write_whole,
@@ -41,7 +41,7 @@ def test_a_file_is_read_as_it_was_written(content: bytes) -> None:
     assert read(written(elsewhere)).tensors == elsewhere.tensors
 
 
-CODES = (GpuCode((8, 0), {"k": b"old"}), GpuCode((9, 0), {"k": b"new"}))
+CODES = (GpuKernels((8, 0), {"k": b"old"}), GpuKernels((9, 0), {"k": b"new"}))
 GPU = Gpu("cuda:0", True, False, CODES, {"state.w": "cuda:0"})
 
 

@@ -10,7 +10,7 @@ import torch
 import adjoint
 from adjoint.errors import LoadError
 from adjoint.exported import programs
-from adjoint.exported.file import Target, read
+from adjoint.exported.file import CpuCode, read
 from adjoint.exported.programs import LoadedPrograms, fitting, require_gpu
 from adjoint.runtime.checking import UnexpectedResult
 from adjoint.runtime.cpu import levels
@@ -20,8 +20,8 @@ from tests.exported.test_file import GPU
 from tests.exports import exported
 
 
-def of(cpu: str) -> Target:
-    return Target(cpu, Image(b"", {}, (), 0), {})
+def of(cpu: str) -> CpuCode:
+    return CpuCode(cpu, Image(b"", {}, (), 0), {})
 
 
 def test_the_best_code_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
