@@ -19,7 +19,7 @@ from adjoint.bench.problems import Expected, Step
 # Steps between the first call and the timed ones.
 WARM_UP_STEPS = 3
 
-# A tensor whose largest element is below this fraction of the largest of all counts as that large.
+# In relative errors a tensor counts as no smaller than this fraction of the largest of all.
 RELATIVE_ERROR_FLOOR = 1e-4
 
 

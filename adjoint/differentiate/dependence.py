@@ -16,8 +16,8 @@ from adjoint.torch_private.operators import OpOverload
 def entangled(graph: fx.Graph, active: Container[fx.Node]) -> list[Origin]:
     """Arguments and results of operators with several differentiable results.
 
-    Which of them a derivative reads depends on which results have cotangents.  That of a view
-    reads none.
+    Which of them a derivative reads depends on which results have cotangents.  The derivative of a
+    view reads none.
     """
     found: list[fx.Node] = []
     for node in graph.nodes:

@@ -91,8 +91,8 @@ class Location:
 class capturing:
     """A context in which an exception becomes a `CaptureError`, unless the program raised it.
 
-    A class because `contextlib` would raise a StopIteration itself, in place of the error that a
-    generator raises from it.
+    It is a class and no generator: for a StopIteration, `contextlib` would raise an error of its
+    own in place of ours.
     """
 
     __slots__ = ("checked", "what")

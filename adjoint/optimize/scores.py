@@ -55,7 +55,7 @@ class Bias:
     fill: float | None = None
     """None: the tensor is added.  Else it is a mask, and scores are this number where it holds."""
     inverted: bool = False
-    """The number is where the mask does not hold."""
+    """Whether the number stands where the mask does not hold, and not where it holds."""
     rank: int = 0
     """The number of axes of the scores where it is added."""
     scale: float = 1.0

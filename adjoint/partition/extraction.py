@@ -50,9 +50,9 @@ def used_values(
 def first_reached(
     ends: Iterable[fx.Node], saved: Container[fx.Node], reverse: Container[fx.Node]
 ) -> dict[fx.Node, None]:
-    """Those of the `saved` values that `ends` are computed from without others of them.
+    """The `saved` values that `ends` are computed from, with no other saved value in between.
 
-    What is between nodes of `reverse` is not looked at.
+    Those of `ends` that are nodes of `reverse` do not count.
     """
     return _first((node for node in ends if node not in reverse), saved.__contains__, set())
 

@@ -1,4 +1,4 @@
-"""Fake values after a change: computed anew for the users of what changed, as far as it shows.
+"""Fake values after a change: those of users are computed again, until they are as before.
 
 A rule keeps shape and dtype of what it replaces, but may return other strides.  Then values that
 are computed from it may have other strides, too, up to the first whose value is as it was.

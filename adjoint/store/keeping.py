@@ -26,8 +26,9 @@ from adjoint.store.place import default_folder
 Value = TypeVar("Value")
 
 
-# Entries that wait to be written.  With a disk slower than compilation further ones are not kept:
-# each holds what it is made of in memory, and the interpreter waits for all of them at exit.
+# Entries that wait to be written.  If the disk is slower than compilation, further entries are
+# dropped: each that waits keeps the objects it is made of in memory, and the interpreter waits for
+# all of them at exit.
 MAX_PENDING_WRITES = 32
 
 

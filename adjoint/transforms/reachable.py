@@ -215,10 +215,9 @@ class Reachable:
         return (Same(function.__code__), *self._marks((*held, *found, *defaults, *wrapped)))
 
     def _object(self, value: object) -> object:
-        """An object is what it holds, down to numbers and tensors, if Python shows all of it.
-
-        Others are themselves besides.  What torch keeps for its own use changes with every call,
-        and means nothing.
+        """The mark of an object is made of what it holds, down to numbers and tensors. If Python
+        does not show all of that, its identity is part of the mark. What torch keeps for its own
+        use is left out: it changes with every call, and means nothing.
         """
         if isinstance(value, (type, ModuleType)):
             return Same(value)

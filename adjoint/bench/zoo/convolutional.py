@@ -127,7 +127,7 @@ class NormedConvolutions(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down by pooling, up by interpolation, with what was seen on the way down beside it."""
+    """Downsampling by pooling, upsampling by interpolation, skip connections between equal sizes."""
 
     def __init__(self, width: int, levels: int) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def convnext(device: str, small: bool) -> Problem:
 
 
 def unet(device: str, small: bool) -> Problem:
-    """The noise of images, as a diffusion model is trained."""
+    """A U-Net trained to predict the noise of images, as in a diffusion model."""
     width, levels, count, size = choose(
         device, small, full=(64, 4, 32, 64), cpu=(16, 3, 4, 32), tiny=(16, 2, 2, 16)
     )

@@ -1,4 +1,4 @@
-"""Derivatives of higher order, of which adjoint and torch.func are given the same text.
+"""Workloads with derivatives of higher order, written once for adjoint and for torch.func.
 
 `navier-stokes`  residuals of a flow from its stream function: third derivatives, and the gradient;
 `beam`           a beam on an elastic foundation: fourth derivatives, and the gradient;

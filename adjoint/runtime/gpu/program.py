@@ -117,7 +117,7 @@ class GpuProgram(PlanProgram):
 
 
 def _leave(inputs: list[object]) -> None:
-    """Inputs may have histories."""
+    """Inputs are left as they are: they may have histories."""
 
 
 def used_inputs(plan: Plan) -> list[int]:
