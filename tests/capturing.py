@@ -11,9 +11,9 @@ import torch
 
 from adjoint.runtime.cpu.memory import ResultPool
 from adjoint.runtime.cpu.program import CpuBinding, CpuProgram, CpuWriter
-from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
+from adjoint.runtime.gpu.cuda_graphs import CALLS_BEFORE_CAPTURE, CudaGraphs
 from adjoint.runtime.gpu.program import used_inputs
-from adjoint.runtime.gpu.results import AllocateSlot
+from adjoint.runtime.gpu.results import MAX_SMALL_BYTES, AllocateSlot
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -161,3 +161,24 @@ class CapturedProgram(CpuProgram):
             binding = self.places[sizes] = LeasedBinding(self.host, self._bind)
             binding.bind(sizes)
         return self.cuda_graphs(inputs, self.places[sizes], 1)
+
+
+# Elements of a result that is too large to be copied.
+LARGE = MAX_SMALL_BYTES // 4 + 1
+
+
+def double(x: torch.Tensor) -> list[torch.Tensor]:
+    return [2 * x]
+
+
+def settled(function: Callable[..., Any], *inputs: Any) -> Program:
+    """A program that is captured for `inputs`."""
+    program = Program(function, len(inputs))
+    for _ in range(CALLS_BEFORE_CAPTURE + 1):
+        program(*inputs)
+    assert len(program.capturer.made) == 1
+    return program
+
+
+def large() -> torch.Tensor:
+    return torch.rand(LARGE)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.random_layouts import LAYOUTS, compare, program
+from tests.comparing_layouts import compare
+from tests.random_layouts import LAYOUTS, program
 
 # Eager's advice about some of what is drawn.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -436,102 +436,12 @@ def test_a_recorded_set_of_a_tensor_that_requires_grad_is_refused() -> None:
     assert "no derivative of set_" in refused(program, lambda: (leaf(3), plain(3))).why
 
 
-@table(lambda: plain(3), dynamo=False)
-def requires_grad_at_once(x: Tensor) -> Tensor:
-    x.requires_grad_()
-    return x * 2
-
-
-@table(lambda: plain(3), dynamo=False)
-def requires_grad_at_the_end(x: Tensor) -> Tensor:
-    y = x * 2
-    x.requires_grad_()
-    return y
-
-
-@table(lambda: plain(3), dynamo=False)
-def requires_grad_in_between(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    x.requires_grad_()
-    return y, x * 3
-
-
-@table(lambda: leaf(3), dynamo=False)
-def requires_grad_no_more(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    x.requires_grad_(False)
-    return y, x * 3
-
-
 @table(lambda: plain(3, 1), dynamo=False)
 def a_part_is_shown_after_all_was_written(x: Tensor) -> Tensor:
     x.sin_()
     flat = x.view(-1)
     x.as_strided_((2,), (1,))
     return flat * 1
-
-
-@table(lambda: (lambda base: (base, base[1:]))(plain(3)), dynamo=False)
-def a_view_comes_to_require_grad(x: Tensor, view: Tensor) -> Tensor:
-    view.requires_grad_()
-    return x * 2
-
-
-@table(lambda: leaf(3), dynamo=False)
-def an_intermediate_comes_to_require_grad(x: Tensor) -> Tensor:
-    return (x * 2).detach().requires_grad_()
-
-
-@table(lambda: plain(3), dynamo=False)
-def a_new_leaf_is_used(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = (x * 2).requires_grad_()
-    return y, y * 3
-
-
-@table(lambda: leaf(3), dynamo=False)
-def a_new_leaf_is_used_but_not_returned(x: Tensor) -> Tensor:
-    y = (x * 2).detach().requires_grad_()
-    return y * 3
-
-
-@table(lambda: grown(3), dynamo=False)
-def detach_(x: Tensor) -> Tensor:
-    x.detach_()
-    return x * 2
-
-
-@table(lambda: grown(3), dynamo=False)
-def detach_after_use(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    x.detach_()
-    return y, x * 2
-
-
-@table(lambda: grown(3), dynamo=False)
-def an_intermediate_is_detached(x: Tensor) -> Tensor:
-    y = x * 2
-    y.detach_()
-    return y * x
-
-
-@table(lambda: grown(3), dynamo=False)
-def an_intermediate_is_detached_and_returned(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
-    z = y * 3
-    y.detach_()
-    return y, z
-
-
-@table(lambda: grown(3), dynamo=False)
-def detached_and_written(x: Tensor) -> Tensor:
-    x.detach_()
-    x.mul_(2)
-    return x * 2
-
-
-@table(lambda: grown(3, 3), raises=RuntimeError)
-def a_view_is_detached(x: Tensor) -> Tensor:
-    return x[0].detach_()
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 import adjoint
 from adjoint.errors import FallbackWarning
-from tests.parity import plain
 
 func: Any = torch.func
 
@@ -427,143 +423,6 @@ def test_it_is_said_once() -> None:
     with pytest.warns(FallbackWarning, match=r"torch\.func takes over for .*branching") as warned:
         [gradient(X * sign) for sign in (1, -1)]
     assert len(warned) == 1
-
-
-# Beside derivatives -------------------------------------------------------------------------------
-
-
-BATCHED: dict[str, Callable[[Any], Any]] = {
-    "one": lambda f: f.vmap(torch.sin)(ROWS),
-    "some": lambda f: f.vmap(torch.dot, in_dims=(0, None))(ROWS, X),
-    "by columns": lambda f: f.vmap(torch.sin, in_dims=1, out_dims=1)(ROWS),
-    "a tree": lambda f: f.vmap(lambda d: {"y": d["x"] * d["z"]}, ({"x": 0, "z": None},))(
-        {"x": ROWS, "z": X}
-    ),
-    "chunks": lambda f: f.vmap(torch.sin, chunk_size=2)(ROWS),
-    "keywords": lambda f: f.vmap(lambda x, y: x * y)(ROWS, y=X),
-    "the same draws": lambda f: f.vmap(lambda x: x + torch.rand(5).ge(2), randomness="same")(ROWS),
-}
-
-
-@pytest.mark.parametrize("name", BATCHED)
-def test_batches(name: str) -> None:
-    torch.testing.assert_close(BATCHED[name](adjoint), BATCHED[name](func))
-
-
-UNBATCHED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no such axis": (
-        lambda f: f.vmap(torch.sin, in_dims=3)(X),
-        "Got in_dim=3 for some input",
-    ),
-    "no axis": (
-        lambda f: f.vmap(torch.sin, in_dims=None)(X),
-        "expected `in_dims` to be int",
-    ),
-    "sizes differ": (
-        lambda f: f.vmap(torch.add)(X, ROWS),
-        "the same size in the mapped dimension",
-    ),
-    "draws": (
-        lambda f: f.vmap(lambda x: x + torch.rand(()))(X),
-        "called random operation while in randomness error mode",
-    ),
-    "no such randomness": (
-        lambda f: f.vmap(torch.sin, randomness="some"),
-        "Only allowed values for randomness are",
-    ),
-    "chunks of nothing": (
-        lambda f: f.vmap(torch.sin, chunk_size=0),
-        "chunk_size should be None or greater than 0",
-    ),
-    "no tensor": (
-        lambda f: f.vmap(lambda x: 1)(X),
-        "must only return Tensors, got type <class 'int'>",
-    ),
-    "tangent of another dtype": (
-        lambda f: f.linearize(torch.sin, X)[1](X.float()),
-        "in flattened pytree doesn't match the dtype torch.float64 of the corresponding primal",
-    ),
-    "tangent of another shape": (
-        lambda f: f.linearize(torch.sin, X)[1](X[:2]),
-        "in flattened pytree doesn't match the shape torch.Size([5]) of the corresponding primal",
-    ),
-    "tangents missing": (
-        lambda f: f.linearize(torch.dot, X, X)[1](X),
-        "to have the same argspec as the primals",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNBATCHED)
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
-def test_batches_and_linear_maps_refused_with_the_same_error(name: str) -> None:
-    call, says = UNBATCHED[name]
-    with pytest.raises((RuntimeError, ValueError, TypeError), match=re.escape(says)) as theirs:
-        call(func)
-    with pytest.raises(theirs.type, match=re.escape(says)) as mine:
-        call(adjoint)
-    assert mine.type is theirs.type
-
-
-def test_a_linear_map_for_many_tangents() -> None:
-    def function(x: Tensor, tree: Any) -> Any:
-        return {"a": x.sin() * tree["w"], "b": (x.sum(), torch.ones(2))}
-
-    given = (X, {"w": X.exp()})
-    value, push_forward = adjoint.linearize(function, *given)
-    torch.testing.assert_close(value, function(*given))
-    for along in ((X, {"w": X}), (X.cos(), {"w": X * 0})):
-        wanted = func.jvp(function, given, along)[1]
-        torch.testing.assert_close(push_forward(*along), wanted)
-
-
-# Containers ---------------------------------------------------------------------------------------
-
-
-class Unkeyed:
-    """A node as most are registered."""
-
-    def __init__(self, a: Any, b: Any) -> None:
-        self.a, self.b = a, b
-
-
-@dataclass
-class Registered:
-    """A dataclass."""
-
-    a: Any
-    b: Any
-
-
-Named = namedtuple("Named", ["a", "b"])
-
-_pytree.register_pytree_node(
-    Unkeyed, lambda node: ([node.a, node.b], None), lambda leaves, _: Unkeyed(*leaves)
-)
-_pytree.register_dataclass(Registered)
-
-
-@pytest.mark.parametrize("kind", [Unkeyed, Registered, Named])
-def test_containers_of_any_kind(kind: Any) -> None:
-    def energy(given: Any) -> Tensor:
-        return (given.a.sin() * given.b["x"][0]).sum()  # type: ignore[no-any-return]
-
-    def both(given: Any) -> Any:
-        return kind(given.a * given.b["x"][0], {"y": given.a.sin()})
-
-    given = kind(plain(3), {"x": [plain(3)]})
-    along = kind(plain(3), {"x": [plain(3)]})
-    calls: list[Callable[[Any], Any]] = [
-        lambda f: f.grad(energy)(given),
-        lambda f: f.vjp(both, given)[1](kind(given.a, {"y": given.a})),
-        lambda f: f.jvp(both, (given,), (along,)),
-        lambda f: f.jacrev(both)(given),
-        lambda f: f.jacfwd(both)(given),
-    ]
-    for call in calls:
-        mine, theirs = (_pytree.tree_flatten(call(namespace)) for namespace in NAMESPACES)
-        assert mine[1] == theirs[1]
-        torch.testing.assert_close(mine[0], theirs[0])
 
 
 def test_no_grad_in_forward_mode_under_reverse_mode_is_left_to_torch() -> None:
