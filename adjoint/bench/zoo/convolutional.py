@@ -127,7 +127,7 @@ class NormedConvolutions(nn.Module):
 
 
 class UNet(nn.Module):
-    """Downsampling by pooling, upsampling by interpolation, skip connections between equal sizes."""
+    """Downsampling by pooling, upsampling by interpolation, with skip connections between them."""
 
     def __init__(self, width: int, levels: int) -> None:
         super().__init__()
