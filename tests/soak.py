@@ -119,7 +119,7 @@ def drop_guards_of_code_that_is_gone() -> None:
     The guards of a frame are to be dropped with the objects that they compare by identity, such as
     the module torch, which never go: some 50 kB of each frame stay, with any backend.
     """
-    for finalizer, known in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
+    for finalizer, known in weakref.finalize._registry.copy().items():  # type: ignore[attr-defined]
         called = getattr(known.func, "func", None)
         frame = getattr(called, "__self__", None)
         if isinstance(frame, CheckFunctionManager) and frame.guard_manager.cache_entry is None:

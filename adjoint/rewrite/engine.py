@@ -138,8 +138,7 @@ class _Engine:
         except Exception as error:
             if not is_raised_in_user_code(error):
                 raise
-            what = f"its replacement raised {type(error).__name__}: {error}"
-            raise self._wrong(rule, match.root, what) from error
+            raise self._raised(rule, match.root, error) from error
 
     def run(self, made: Rewriting, dirty: set[fx.Node]) -> None:
         """Apply rules at the nodes `dirty`, and then near what changed."""
@@ -218,8 +217,13 @@ class _Engine:
         except WrongReplacement as error:
             raise self._wrong(rule, root, str(error)) from error.__cause__
         except Exception as error:
-            what = f"its replacement raised {type(error).__name__}: {error}"
-            raise self._wrong(rule, root, what) from error
+            if not is_raised_in_user_code(error):
+                raise
+            raise self._raised(rule, root, error) from error
+
+    def _raised(self, rule: Rule, root: fx.Node, error: Exception) -> RewriteError:
+        """The error for an exception in the user's code of a replacement."""
+        return self._wrong(rule, root, f"its replacement raised {type(error).__name__}: {error}")
 
     def _wrong(self, rule: Rule, root: fx.Node, why: str) -> RewriteError:
         shown = f"{root.name} = {show_call(root)}"

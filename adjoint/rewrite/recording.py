@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adjoint.failing import call_user_code
 from adjoint.open_types import Callee, OpArgument, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensor, fake_call, mode_of
@@ -73,7 +74,8 @@ class Recorder(TorchDispatchMode):
         for leaf in trees.leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
                 raise Untraceable("it uses a tensor that is not an argument")
-        result = fake_call(op, args, kwargs)
+        # An operator that refuses its arguments is the fault of the function, not ours.
+        result = call_user_code(fake_call, op, args, kwargs)
         # Queries of sizes return numbers, which are arguments of later calls.
         if _tensors(result):
             self.steps.append(Step(op, tuple(args), dict(kwargs), result))
