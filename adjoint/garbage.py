@@ -1,7 +1,8 @@
 """Garbage collection while something is compiled.
 
 A full collection visits every object of the process, which with torch are a million: about 0.3
-seconds each.  Compiling makes enough objects for several, and hardly any of them is garbage.
+seconds each.  Compiling makes enough objects for several, and hardly any of them is garbage.  Where
+threads compile without end, one comes now and then, or garbage would grow without a bound.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import gc
 import threading
 from collections.abc import Iterator
 
-# More young collections than happen between two full ones, whatever is compiled.
-_NEVER = 1 << 30
+# A full collection comes after about so many new objects, which 20 seconds of compiling make.
+_MOST_NEW_OBJECTS = 500_000
 
 _LOCK = threading.Lock()
 # How many compilations are going on, in all threads, and the threshold before the first of them.
@@ -25,7 +26,7 @@ def full_collections_wait() -> Iterator[None]:
     with _LOCK:
         young, middle, full = gc.get_threshold()
         _GOING_ON.append(full)
-        gc.set_threshold(young, middle, _NEVER)
+        gc.set_threshold(young, middle, _rare(young, middle))
     try:
         yield
     finally:
@@ -34,5 +35,10 @@ def full_collections_wait() -> Iterator[None]:
             _GOING_ON.pop()
             young, middle, full = gc.get_threshold()
             # Another value is the user's, set meanwhile.
-            if not _GOING_ON and full == _NEVER:
+            if not _GOING_ON and full == _rare(young, middle):
                 gc.set_threshold(young, middle, before)
+
+
+def _rare(young: int, middle: int) -> int:
+    """The threshold of full collections meanwhile: how many of the middle generation come first."""
+    return _MOST_NEW_OBJECTS // max(1, young * middle)

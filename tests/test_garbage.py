@@ -26,7 +26,7 @@ def full_collections() -> int:
 
 def surviving() -> list[list[list[object]]]:
     """Many objects, more than a quarter of those of the process."""
-    return [[[]] for _ in range(len(gc.get_objects()))]
+    return [[[]] for _ in range(len(gc.get_objects()) // 8)]
 
 
 def test_full_collections_wait(thresholds: tuple[int, int, int]) -> None:
@@ -37,6 +37,14 @@ def test_full_collections_wait(thresholds: tuple[int, int, int]) -> None:
     kept += surviving()
     assert full_collections() > before
     assert gc.get_threshold() == thresholds
+
+
+def test_garbage_is_bounded_where_compilations_never_end(thresholds: tuple[int, int, int]) -> None:
+    before = full_collections()
+    with full_collections_wait():
+        kept = [surviving() for _ in range(20)]
+    assert len(kept) == 20
+    assert full_collections() > before
 
 
 def test_contexts_that_overlap(thresholds: tuple[int, int, int]) -> None:
