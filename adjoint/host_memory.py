@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adjoint.strides import span_of
 from adjoint.torch_private.autograd import saved_tensor_hooks
 from adjoint.torch_private.operators import OpOverload
 
@@ -123,8 +124,7 @@ class StagingBuffer:
 
     def shaped_like(self, x: Tensor, on: torch.cuda.Stream) -> Tensor:
         """The buffer as a tensor like `x`; transfers run on the stream `on`."""
-        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-        count = (1 + last) * x.element_size() if x.numel() else 0
+        count = span_of(x.shape, x.stride()) * x.element_size()
         if self.buffer is None or self.buffer.numel() < count:
             self.buffer = torch.empty(count, dtype=torch.uint8, device=on.device)
             # Kernels that run before it is free may still use its memory.

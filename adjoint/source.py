@@ -19,6 +19,7 @@ _LIBRARIES = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parent) + os.sep,
 )
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _GENERATED = ("<eval_with_key>", "<frozen", "<string>", "<generated", "<adjoint ")
 
 
@@ -30,6 +31,11 @@ def is_user_file(file: str) -> bool:
     if file.startswith(_LIBRARIES):
         return False
     return os.sep + "contextlib.py" not in file and os.sep + "functools.py" not in file
+
+
+def is_standard_file(file: str) -> bool:
+    """Whether a file is of Python's standard library, installed packages left out."""
+    return file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
 
 
 def line_of_code(code: CodeType, number: int) -> SourceLine:
@@ -83,9 +89,6 @@ def line_of_traceback(traceback: TracebackType | None) -> SourceLine | None:
     return found
 
 
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-
-
 def users_traceback(error: BaseException) -> str:
     """What the user's code raised, and where, without the frames of ours, torch's and Python's.
 
@@ -97,10 +100,9 @@ def users_traceback(error: BaseException) -> str:
     frames = [
         frame
         for frame in passed
-        if is_user_file(frame.filename)
-        and ("site-packages" in frame.filename or not frame.filename.startswith(_STANDARD_LIBRARY))
+        if is_user_file(frame.filename) and not is_standard_file(frame.filename)
     ]
-    # What a module that is no Python shows is the place itself.
+    # A syntax error has no frame of the user's file; its message has the place.
     if not frames and not isinstance(error, SyntaxError):
         return ""
     said = tracebacks.format_exception_only(type(error), error)

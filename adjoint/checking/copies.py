@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from adjoint.graph.leaves import copy_with_strides
 from adjoint.open_types import TorchValue
 
 
@@ -18,15 +19,7 @@ def copied_inputs(inputs: Sequence[object]) -> list[TorchValue]:
 def _copied(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
-    detached = value.detach()
-    if detached.layout is torch.strided and not detached.is_contiguous():
-        made = torch.empty_strided(
-            detached.shape, detached.stride(), dtype=detached.dtype, device=detached.device
-        )
-        with contextlib.suppress(RuntimeError):  # Elements that share memory cannot be written.
-            made.copy_(detached)
-            return _like(made, value)
-    return _like(detached.clone(), value)
+    return _like(copy_with_strides(value.detach()), value)
 
 
 def _like(copy: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

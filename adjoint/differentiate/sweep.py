@@ -58,6 +58,7 @@ from adjoint.graph.sizes import assuming
 from adjoint.open_types import OpArgument, TorchValue
 from adjoint.rules.derived import pull_back
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS, Rule
+from adjoint.strides import span_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
@@ -186,8 +187,7 @@ class Sweep:
         # Symbols first: to compare one that depends on data with 0 is an error.
         if not all(isinstance(each, int) for each in numbers) or 0 in numbers:
             return value
-        extents = zip(value.shape, value.stride(), strict=True)
-        if 1 + sum((size - 1) * stride for size, stride in extents) == value.numel():
+        if span_of(value.shape, value.stride()) == value.numel():
             return value
         with self.tracer.untraced():
             return torch.empty_like(value, memory_format=torch.preserve_format)

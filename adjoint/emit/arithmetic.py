@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from adjoint.dtypes import HALVES
 from adjoint.emit.math import (
     bodies_of,
     branching_definitions,
@@ -215,7 +216,7 @@ class Arithmetic:
         if operator == "select":
             kind = REGISTERS[dtype]
             return self.line(f"select i1 {values[0]}, {kind} {values[1]}, {kind} {values[2]}")
-        if dtype in (torch.float16, torch.bfloat16):
+        if dtype in HALVES:
             wide = [self.converted(value, dtype, torch.float32) for value in values]
             return self.converted(
                 self.floating(operator, wide, torch.float32), torch.float32, dtype

@@ -55,6 +55,7 @@ from adjoint.graph.metadata import (
 )
 from adjoint.graph.origins import Origin, next_number
 from adjoint.open_types import FromText, TorchValue
+from adjoint.strides import span_of
 from adjoint.torch_private import expressions
 from adjoint.torch_private.fake import FakeTensor, fake_like, fake_view
 from adjoint.torch_private.graph_modules import module_of, set_arguments
@@ -253,8 +254,7 @@ def _make_room(fake: torch.Tensor, window: tuple[int, ...]) -> None:
         return
     *axes, offset = window
     sizes, strides = axes[: len(axes) // 2], axes[len(axes) // 2 :]
-    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    needed = (offset + last + 1) * fake.dtype.itemsize if all(sizes) else 0
+    needed = (offset + span_of(sizes, strides)) * fake.dtype.itemsize if all(sizes) else 0
     if storage.nbytes() < needed:
         storage.resize_(needed)
 

@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 import torch
 
+from adjoint.strides import repeats_elements
 from adjoint.torch_private.fake import detached_fake
 
 
@@ -41,8 +42,7 @@ def copy_with_strides(value: torch.Tensor) -> torch.Tensor:
     copy = value.clone()
     if copy.layout is not torch.strided or copy.stride() == value.stride():
         return copy
-    # Stride 0: elements of a copy cannot overlap.
-    if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
+    if repeats_elements(value.shape, value.stride()):  # Nothing can be copied into such memory.
         return copy
     same = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return same.copy_(value)

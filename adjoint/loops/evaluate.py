@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from typing_extensions import assert_never
 
+from adjoint.dtypes import HALVES
 from adjoint.loops.expressions import (
     Apply,
     Cast,
@@ -185,7 +186,7 @@ def _scalar(value: Scalar, dtype: torch.dtype) -> Scalar:
 
 
 def _rounded(value: Scalar, dtype: torch.dtype) -> Scalar:
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in HALVES:
         return np.float32(torch.tensor(float(value), device="cpu").to(dtype).item())
     return value if isinstance(value, _SCALARS[dtype]) else _SCALARS[dtype](value)
 

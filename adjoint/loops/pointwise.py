@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import torch
 
+from adjoint.dtypes import HALVES
 from adjoint.loops.expressions import Expression, apply, cast, constant
 
 aten = torch.ops.aten
@@ -481,4 +482,4 @@ MASKS: dict[object, tuple[int, ...]] = {
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are computed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALVES else dtype

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
+from adjoint.dtypes import HALVES
 from adjoint.failing import works_on
 from adjoint.graph.copying import copied
 from adjoint.graph.metadata import computes_tensor, set_value, tensor_of, value_of
@@ -30,7 +31,6 @@ from adjoint.torch_private.symbols import hint, same_numbers
 
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.bfloat16)
 
 # The positions of images and weights among the arguments; weights are last.  Then that of groups.
 CONVOLUTIONS: dict[object, tuple[tuple[int, ...], int]] = {

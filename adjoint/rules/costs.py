@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from adjoint.dtypes import HALVES
 from adjoint.graph.metadata import computes_tensor, value_of, value_or_none
 from adjoint.loops.expressions import Apply, Name, walk
 from adjoint.loops.operators import COSTLY
@@ -134,7 +135,7 @@ def _hides_behind_memory(node: fx.Node, target: OpOverload) -> bool:
     Its derivative loads the argument anyway, and the activation is computed meanwhile.
     """
     value = value_of(node)
-    is_half = value.dtype in (torch.float16, torch.bfloat16)
+    is_half = value.dtype in HALVES
     return value.device.type == "cuda" and is_half and target.overloadpacket in _ACTIVATIONS
 
 

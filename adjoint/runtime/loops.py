@@ -14,11 +14,12 @@ from adjoint.loops.evaluate import evaluate
 from adjoint.loops.plan import Launch, NativeStep, Plan, Scratch, SlotKind
 from adjoint.loops.runs import Run
 from adjoint.open_types import TorchValue
-from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, PythonBinding, span_of
+from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, PythonBinding
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
 from adjoint.runtime.plans.program import PlanProgram
 from adjoint.runtime.plans.writing import Writer
+from adjoint.strides import span_of
 from adjoint.target import Target
 
 

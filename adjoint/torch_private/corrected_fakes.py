@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map
 
+from adjoint.dtypes import HALVES
 from adjoint.open_types import Callee, OpKeywords
 from adjoint.torch_private.learned_fakes import as_learned
 from adjoint.torch_private.logs import unlogged
@@ -39,8 +40,6 @@ POINTWISE = (
     aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def fake_call(

@@ -13,6 +13,7 @@ from adjoint.errors import CaptureError
 from adjoint.graph.metadata import Mode, mode_of, tensor_of
 from adjoint.graph.operations import with_data
 from adjoint.source import user_line
+from adjoint.strides import offset_of_last
 from adjoint.torch_private import symbols
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace import aliasing
@@ -305,10 +306,7 @@ def _flattened(root: Alias) -> Alias:
 
 def extent(tensor: torch.Tensor) -> int:
     """The number of elements of memory from the first to the last that `tensor` shows."""
-    steps = (
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return 0 if is_empty(tensor) else sum(steps, 1)
+    return 0 if is_empty(tensor) else 1 + offset_of_last(tensor.shape, tensor.stride())
 
 
 def is_empty(tensor: torch.Tensor) -> bool:

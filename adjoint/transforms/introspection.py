@@ -7,7 +7,6 @@ import logging
 import sys
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import (
     CellType,
     CodeType,
@@ -19,6 +18,8 @@ from types import (
 from typing import Generic, Protocol
 
 import torch
+
+from adjoint.source import is_standard_file
 
 # Immutable values, compared by type and value.
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
@@ -119,13 +120,9 @@ def scopes_of(value: object) -> Sequence[object]:
     return ()
 
 
-_STANDARD_LIBRARY = str(Path(logging.__file__).parent.parent)
-
-
 def is_standard(function: FunctionType) -> bool:
     """Whether a function is of Python's standard library, whose globals are caches of its own."""
-    path = function.__code__.co_filename
-    return path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
+    return is_standard_file(function.__code__.co_filename)
 
 
 def is_surrounding(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adjoint.dtypes import HALVES
 from adjoint.lower.compositions.registry import NoComposition, composition
 
 aten = torch.ops.aten
@@ -15,7 +16,7 @@ def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float 
     if beta != 1 or alpha != 1 or not bias.dtype.is_floating_point:
         raise NoComposition
     # For half types the library rounds once, after the sum.
-    if bias.dtype in (torch.float16, torch.bfloat16):
+    if bias.dtype in HALVES:
         raise NoComposition
     return _product(x, y) + bias
 

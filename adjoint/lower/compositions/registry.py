@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
+from adjoint.dtypes import HALVES
 from adjoint.open_types import Callee
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import is_unbacked_int
@@ -48,7 +48,7 @@ composition = partial(registering, COMPOSITIONS)
 
 def widened(x: Tensor) -> Tensor:
     """Half types as float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def require_real(*tensors: Tensor | None) -> None:

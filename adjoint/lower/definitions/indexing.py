@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from adjoint.dtypes import HALVES
 from adjoint.graph.metadata import tensor_of, value_at
 from adjoint.loops.expressions import Expression, cast, constant
 from adjoint.loops.pointwise import where
@@ -168,7 +169,7 @@ def _scattered(
     domain: tuple[Size, ...] | None = None,
 ) -> Scattered:
     # Half types would be rounded at every addition.
-    decline_if(dtype_of(node) in (torch.float16, torch.bfloat16, torch.bool))
+    decline_if(dtype_of(node) in (*HALVES, torch.bool))
     return Scattered(
         shape_of(source) if domain is None else domain,
         source,
@@ -231,7 +232,7 @@ def _embedding_backward(
 ) -> Scattered:
     decline_if(by_frequency or not isinstance(padding, int))
     rank, dtype, rows = rank_of(picked), dtype_of(node), size_of(value_at(count))
-    decline_if(dtype in (torch.float16, torch.bfloat16))
+    decline_if(dtype in HALVES)
 
     def place(index: MultiIndex, reader: Reader) -> MultiIndex:
         return (_plain(reader.read(picked, index[:rank]), rows), index[rank])

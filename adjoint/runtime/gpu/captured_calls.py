@@ -24,7 +24,7 @@ from adjoint.runtime.gpu.results import (
     Uncapturable,
     layout_of_results,
 )
-from adjoint.runtime.plans.binding import span_of
+from adjoint.strides import span_of
 from adjoint.torch_private.storages import Holders, foreach_copy
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 
 import torch
 
+from adjoint.graph.derivative import picker
 from adjoint.graph.evaluation import detach_inputs
 from adjoint.open_types import TorchValue
 from adjoint.runtime.gpu.captured_calls import (
@@ -85,11 +85,6 @@ MAX_REMEMBERED_KEYS = 64
 MAX_COPIED_RESULTS = 4
 
 
-def _getter(places: Sequence[int]) -> Callable[[Sequence[object]], Sequence[TorchValue]]:
-    """A function that returns the items at `places`."""
-    return itemgetter(*places) if len(places) > 1 else lambda values: [values[n] for n in places]
-
-
 def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of them has elements but no memory: a ZeroTensor."""
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
@@ -136,7 +131,7 @@ class CudaGraphs:
         self._tensors: list[int] = []
         self._numbers: list[int] = []
         """The used inputs that are tensors, and those that are not, known from the first call."""
-        self._tensors_of: Callable[[Sequence[object]], Sequence[torch.Tensor]] = _getter([])
+        self._tensors_of: Callable[[Sequence[TorchValue]], Sequence[TorchValue]] = picker([])
         self._layouts: dict[CallKind, ResultLayout] = {}
         self._last_kind: tuple[CallKind, ResultLayout] | None = None
         """Kind and layout of the last call, which most calls share."""
@@ -259,7 +254,7 @@ class CudaGraphs:
             for n in self._used:
                 kind = self._tensors if isinstance(inputs[n], torch.Tensor) else self._numbers
                 kind.append(n)
-            self._tensors_of = _getter(self._tensors)
+            self._tensors_of = picker(self._tensors)
             if self._has_unsupported_input(inputs):
                 return None
         tensors = self._tensors_of(inputs)

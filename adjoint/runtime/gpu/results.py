@@ -15,7 +15,7 @@ import torch
 
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory
 from adjoint.open_types import TorchValue
-from adjoint.runtime.plans.binding import span_of
+from adjoint.strides import repeats_elements, span_of
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
 
@@ -222,7 +222,7 @@ def _input(inputs: Sequence[TorchValue], place: int) -> torch.Tensor:
 def _as_seen(made: NewTensor, views: Sequence[Window | None]) -> NewTensor:
     """`made` with the strides of its only view, if that shows each element exactly once."""
     view = views[0] if len(views) == 1 else None
-    if view is None or view.offset or _overlap(view.shape, view.strides):
+    if view is None or view.offset or repeats_elements(view.shape, view.strides):
         return made
     if span_of(view.shape, view.strides) != span_of(made.shape, made.strides):
         return made
@@ -259,7 +259,7 @@ def layout_of_results(
         if memory in numbers and not _is_inside(leaf, tensors[numbers[memory]]):
             memory, root, slot = (memory, len(tensors)), leaf, None
         if memory not in numbers:
-            if not _is_inside(leaf, root) or _overlap(root.shape, root.stride()):
+            if not _is_inside(leaf, root) or repeats_elements(root.shape, root.stride()):
                 raise Uncapturable("a result lies in memory of which no other result is all")
             numbers[memory] = len(tensors)
             tensors.append(root)
@@ -290,11 +290,6 @@ def _is_inside(view: torch.Tensor, tensor: torch.Tensor) -> bool:
     return view.dtype != tensor.dtype or (
         first >= 0 and end <= span_of(tensor.shape, tensor.stride())
     )
-
-
-def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements share memory."""
-    return any(n > 1 and s == 0 for n, s in zip(shape, strides, strict=True))
 
 
 def _source(leaf: torch.Tensor, places: Sequence[int], inputs: Sequence[TorchValue]) -> int:

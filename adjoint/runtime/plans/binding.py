@@ -236,10 +236,3 @@ class PythonBinding(Binding):
 
     def _compute_addresses(self) -> None:
         """There are none: kernels are given tensors."""
-
-
-def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The number of elements from the first to the last of a tensor in memory, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -30,6 +30,7 @@ from adjoint.runtime.checking import checked_call
 from adjoint.runtime.cpu.callables import takes_tensors
 from adjoint.runtime.plans.host import Host
 from adjoint.runtime.plans.hostcode import Value
+from adjoint.strides import span_of
 from adjoint.torch_private import trees
 
 # Kernels for a GPU load 16 bytes at a time.
@@ -37,7 +38,7 @@ INPUT_ALIGNMENT_BYTES = 16
 
 
 def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` with the strides that kernels expect: a copy, unless only others do not matter."""
+    """`tensor`, or a copy of it if its strides or its address are not what kernels expect."""
     found = tensor.stride()
     alike = found == strides or _are_alike(shape, strides, found)
     if not tensor.is_neg():
@@ -50,8 +51,8 @@ def fit(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
     if alike and tensor.numel():
         # Elements may overlap, and nothing can be copied into overlapping strides: so their memory
         # is copied.  A clone of flat memory has the values that a lazy negation stands for.
-        window = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        return tensor.as_strided((window,), (1,)).clone().as_strided(shape, strides)
+        span = span_of(shape, strides)
+        return tensor.as_strided((span,), (1,)).clone().as_strided(shape, strides)
     copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     if 0 in strides and tensor.numel():
         # The values of an expanded tensor are equal along the axes that it is expanded along.

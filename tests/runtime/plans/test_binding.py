@@ -4,20 +4,10 @@ import pytest
 import torch
 
 from adjoint.loops.plan import SlotKind
-from adjoint.runtime.plans.binding import BINDING_FAILURES, BindingFailed, span_of
+from adjoint.runtime.plans.binding import BINDING_FAILURES, BindingFailed
 from adjoint.runtime.plans.hostcode import Undefined
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from tests.lowering import program_of
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "extent"),
-    [((2, 3), (3, 1), 6), ((2, 3), (8, 2), 13), ((2, 0), (1, 1), 0), ((), (), 1), ((4,), (0,), 1)],
-)
-def test_an_extent_reaches_from_the_first_element_to_the_last(
-    shape: tuple[int, ...], strides: tuple[int, ...], extent: int
-) -> None:
-    assert span_of(shape, strides) == extent
 
 
 def test_what_fails_is_not_bound_and_interruptions_are_not_failures() -> None:

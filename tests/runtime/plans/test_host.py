@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from adjoint.loops.plan import SlotKind
-from adjoint.runtime.plans.binding import span_of
 from adjoint.runtime.plans.hostcode import execute
+from adjoint.strides import span_of
 from tests.lowering import program_of
 
 
