@@ -307,9 +307,7 @@ def _kernel(name: str, launch: Launch, plan: Plan) -> KernelRecord:
             slot = plan.slots[operand]
             sizes = slot.shape or ()
             shape = f"{short(buffer.dtype)}[{', '.join(map(str, sizes))}], {slot.kind.value}"
-            # An element that `expand` repeats is one element in memory, and counts once.
-            strides = slot.strides or (1,) * len(sizes)
-            count = math.prod(s for s, stride in zip(sizes, strides, strict=True) if stride != 0)
+            count = math.prod(slot.stored_shape)
         size = count * buffer.dtype.itemsize
         (written if buffer.written else read).append(size)
         operands.append(Operand(buffer.name, short(buffer.dtype), buffer.written, shape, str(size)))

@@ -30,10 +30,9 @@ from adjoint.rules.outputs import differentiable_outputs
 from adjoint.rules.registry import COMPOSITIONS, NON_DIFFERENTIABLE, VJPS
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_mode_of
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, depends_on_data
 
 _GRADIENT_CUTS = {torch.ops.aten.detach.default, build_subclass, take_attribute}
-_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def active_nodes(graph_module: fx.GraphModule, wrt: Collection[int]) -> set[fx.Node]:
@@ -154,7 +153,7 @@ def _is_differentiable_op(target: object) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return True
     # Asked about these, torch would make up a size that only data can tell.
-    return target in VJPS or target in COMPOSITIONS or bool(_DEPENDS_ON_DATA & {*target.tags})
+    return target in VJPS or target in COMPOSITIONS or depends_on_data(target)
 
 
 def getitem_path(node: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:

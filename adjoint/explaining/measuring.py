@@ -159,7 +159,4 @@ def _bytes(plan: Plan, place: int, known: Mapping[object, int]) -> int:
     slot = plan.slots[place]
     if slot.shape is None or slot.dtype is None:
         return 0
-    strides = slot.strides or (1,) * len(slot.shape)
-    # An element that `expand` repeats is one element in memory, and counts once.
-    moved = [s for s, stride in zip(slot.shape, strides, strict=True) if stride != 0]
-    return _product(moved, known) * slot.dtype.itemsize
+    return _product(slot.stored_shape, known) * slot.dtype.itemsize

@@ -19,7 +19,7 @@ from adjoint.graph.metadata import has_value, tensor_of, value_of
 from adjoint.graph.operations import exponential_scan, random_bits, with_data
 from adjoint.graph.purity import draws, is_impure
 from adjoint.torch_private import trees
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, depends_on_data
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ def why_not_capturable(node: fx.Node, device: torch.device) -> str:
     if target in _INDEXING:
         masks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _indices(node))
         return f"{target} counts the elements of a mask" if masks else ""
-    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(target.tags):
+    if depends_on_data(target):
         return f"{target} waits for values"
     return ""
 

@@ -47,6 +47,13 @@ class Slot:
     replaces: int | None = None
     """The input in whose memory this output is stored, which it is the new value of."""
 
+    @property
+    def stored_shape(self) -> tuple[Size, ...]:
+        """The sizes of the axes along which elements differ in memory: not those of `expand`."""
+        shape = self.shape or ()
+        strides = self.strides or (1,) * len(shape)
+        return tuple(size for size, step in zip(shape, strides, strict=True) if step != 0)
+
 
 @dataclass(frozen=True)
 class Scratch:

@@ -13,11 +13,12 @@ from adjoint.graph.copying import GraphCopy
 from adjoint.graph.metadata import value_of, value_or_none
 from adjoint.graph.origins import for_part_of, inherit
 from adjoint.lower.compositions import Composition, NoComposition, composition_of
-from adjoint.lower.sizes import same, sizes
+from adjoint.lower.sizes import sizes
 from adjoint.open_types import Callee, OpArguments, OpKeywords, TorchValue
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import FakeTensorMode, fake_call, fake_mode_of
 from adjoint.torch_private.modes import TorchDispatchMode
+from adjoint.torch_private.symbols import same_number
 from adjoint.trace.geometry import dense_order
 
 aten = torch.ops.aten
@@ -129,12 +130,12 @@ def _alike(results: object, expected: object) -> bool:
 
 def _shaped_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     mine, theirs = sizes(one.shape), sizes(other.shape)
-    return len(mine) == len(theirs) and all(map(same, mine, theirs))
+    return len(mine) == len(theirs) and all(map(same_number, mine, theirs))
 
 
 def _laid_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     axes = zip(one.shape, sizes(one.stride()), sizes(other.stride()), strict=True)
-    return all(same(a, b) or _is_at_most_one(size) for size, a, b in axes)
+    return all(same_number(a, b) or _is_at_most_one(size) for size, a, b in axes)
 
 
 def _is_at_most_one(size: object) -> bool:

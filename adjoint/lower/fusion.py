@@ -17,9 +17,10 @@ from adjoint.lower.definitions import Definition, Mapped
 from adjoint.lower.groups import Group, Level, enter
 from adjoint.lower.inlining import is_small
 from adjoint.lower.items import Item, with_inlined
-from adjoint.lower.sizes import Size, estimate, quotient, same
+from adjoint.lower.sizes import Size, estimate, quotient
 from adjoint.lower.transitive_closure import TransitiveClosure
 from adjoint.target import Target
+from adjoint.torch_private.symbols import same_number
 
 # Limits of one group: more would not fit into registers and caches, and compile slowly.
 MAX_ITEMS = 32
@@ -96,7 +97,7 @@ class _Fusion:
         for source in self.deferred_sources(item):
             # A source of another size is in the item's group only if it can be inlined.
             if source.node in self.deferred and not (
-                same(source.count, item.count) or _is_cheap(source)
+                same_number(source.count, item.count) or _is_cheap(source)
             ):
                 self.place(self.deferred.pop(source.node))
         together = [*self.deferred_sources(item), item]
@@ -173,7 +174,9 @@ class _Fusion:
 
     def merged(self, one: Group, other: Group) -> Group | None:
         """A group that computes what both do, if there is one."""
-        if not same(one.count, other.count) or len(one.members) + len(other.members) > MAX_ITEMS:
+        if len(one.members) + len(other.members) > MAX_ITEMS:
+            return None
+        if not same_number(one.count, other.count):
             return None
         needed = {each: {n for item in each.items for n in _needs(item)} for each in (one, other)}
         if self.depends(needed[one], other, one) or self.depends(needed[other], one, other):
@@ -281,7 +284,7 @@ def _for_rows(item: Item, group: Group) -> Item | None:
     if group.columns is None or item.is_reduction:
         return None
     rows = quotient(group.count, group.columns)
-    if rows is None or not same(rows, item.count):
+    if rows is None or not same_number(rows, item.count):
         return None
     inlined: dict[fx.Node, Definition] = {}
     row_item: Item | None = item

@@ -40,9 +40,10 @@ from adjoint.lower.items import Item
 from adjoint.lower.nests import MAX_UNVECTORIZED_COLUMNS, Builder
 from adjoint.lower.operands import CHUNKS, Checked, Nest
 from adjoint.lower.partial_sums import cleared, kept_index, share
-from adjoint.lower.sizes import Size, estimate, product, quotient, same
+from adjoint.lower.sizes import Size, estimate, product, quotient
 from adjoint.lower.transposes import transposed
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of
+from adjoint.torch_private.symbols import same_number
 
 # The widest vector access, and the most adjacent elements that one thread computes.
 VECTOR_BYTES = 16
@@ -289,7 +290,7 @@ class _Grid(Checked, Builder):
         """
         if self.group.columns is None:
             return True
-        if not isinstance(self.columns, int) or not same(
+        if not isinstance(self.columns, int) or not same_number(
             product(shape_of(item.node)), self.group.columns
         ):
             return False

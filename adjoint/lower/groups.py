@@ -17,8 +17,9 @@ from torch import fx
 from adjoint.lower.definitions import Multiplied, Scattered
 from adjoint.lower.index import Index, linear, refined, row_major
 from adjoint.lower.items import Item
-from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient
 from adjoint.lower.views import MultiIndex, shape_of
+from adjoint.torch_private.symbols import same_number
 
 # The most rows of results that a reduction over rows may have on a grid, in a group with reductions
 # over columns: each of thousands of chunks of rows has partial results of its own, in memory.
@@ -96,7 +97,7 @@ def enter(item: Item, group: Group, on_grid: bool) -> Level | None:
 
 def _suits_grid(fit: _Fit, group: Group) -> bool:
     """Whether all reductions over rows have as many results, in few rows if there are columns."""
-    if any(not same(one, other) for one in fit.row_sums for other in group.row_sums):
+    if any(not same_number(one, other) for one in fit.row_sums for other in group.row_sums):
         return False
     if fit.columns is None:
         return True
@@ -114,14 +115,14 @@ def _fit(item: Item, group: Group, level: Level) -> _Fit | None:
     if not item.serial and any(m.serial for m in group.items):
         return None
     if level is Level.FULL:
-        if not same(item.count, group.count):
+        if not same_number(item.count, group.count):
             return None
         finer = refined(shape, item.shape)
     else:
         if columns is None or is_first or (item.is_reduction and not _is_scatter(group, item)):
             return None
         rows = quotient(group.count, columns)
-        if rows is None or not same(rows, item.count):
+        if rows is None or not same_number(rows, item.count):
             return None
         if item.has_math and not any(group.level(base) is Level.ROW for base, _ in item.reads):
             return None
@@ -165,7 +166,7 @@ def epilogue_reads(of: Group | Item) -> set[fx.Node]:
     count = items[0].count if items else 0
     reads = {base for item in items for base, _ in item.reads}
     members = of.members.keys() if isinstance(of, Group) else set()
-    return {b for b in reads - members if same(product(shape_of(b)), count)}
+    return {b for b in reads - members if same_number(product(shape_of(b)), count)}
 
 
 def _with_reduction(
@@ -173,9 +174,9 @@ def _with_reduction(
 ) -> _Fit | None:
     if item.reduces_rows:
         length = item.columns
-        if same(length, item.count):
+        if same_number(length, item.count):
             return _Fit(shape, columns, [1], Level.AFTER)
-        if columns is not None and not same(columns, length):
+        if columns is not None and not same_number(columns, length):
             return None
         finer = _split_at(shape, length)
         if finer is None or not all(_keeps_columns(kept, length) for kept in group.row_sums):
@@ -225,7 +226,7 @@ def _is_available(
 def _row_number(item: Item, columns: Size) -> Index | None:
     """The number of the row, for an item that iterates over all elements."""
     for first in range(len(item.order) + 1):
-        if same(product(item.shape[first:]), columns):
+        if same_number(product(item.shape[first:]), columns):
             leading = [item.index[dim] for dim in item.order[:first]]
             return linear(leading, row_major(item.shape[:first]))
     return None
@@ -236,6 +237,6 @@ def equal(one: Index, other: Index) -> bool:
     left, right = dict(one.terms), dict(other.terms)
     return (
         left.keys() == right.keys()
-        and all(same(left[atom], right[atom]) for atom in left)
-        and same(one.constant, other.constant)
+        and all(same_number(left[atom], right[atom]) for atom in left)
+        and same_number(one.constant, other.constant)
     )

@@ -46,8 +46,8 @@ from adjoint.loops.statements import (
 )
 from adjoint.loops.verify import verify
 from adjoint.lower.in_place_calls import are_alike
-from adjoint.lower.sizes import same
 from adjoint.torch_private import trees
+from adjoint.torch_private.symbols import same_number
 
 
 def overwrite_inputs(plan: Plan, new: Sequence[tuple[int, int]]) -> Plan:
@@ -144,7 +144,7 @@ def _row_tiles(tiles: RowTiles, result: int, source: int) -> RowTiles | None:
     if any(slot in operands_of(each) for each in outside for slot in (result, source)):
         return None
     strides = [tiles.strides.get(slot) for slot in (result, source)]
-    if source in operands_of(tiles) and (None in strides or not same(*strides)):
+    if source in operands_of(tiles) and (None in strides or not same_number(*strides)):
         return None
     part = tiles.body[place]
     changed = _changed(part, result, source)

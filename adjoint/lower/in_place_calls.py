@@ -28,9 +28,10 @@ from adjoint.loops.plan import (
     arguments_of,
     operands_of,
 )
-from adjoint.lower.sizes import is_one, same
+from adjoint.lower.sizes import is_one
 from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.symbols import same_number
 
 
 def write_in_place(plan: Plan, new_values: Sequence[tuple[int, int]]) -> Plan:
@@ -161,4 +162,4 @@ def are_alike(one: Slot, other: Slot) -> bool:
     if len(one.shape) != len(other.shape):
         return False
     axes = zip(one.shape, other.shape, one.strides, other.strides, strict=True)
-    return all(same(a, b) and (is_one(a) or same(c, d)) for a, b, c, d in axes)
+    return all(same_number(a, b) and (is_one(a) or same_number(c, d)) for a, b, c, d in axes)

@@ -13,7 +13,8 @@ from typing import TypeAlias
 from typing_extensions import assert_never
 
 from adjoint.loops.expressions import Expression
-from adjoint.lower.sizes import Size, is_below, is_one, product, quotient, same, simplified
+from adjoint.lower.sizes import Size, is_below, is_one, product, quotient, simplified
+from adjoint.torch_private.symbols import same_number
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def combined(terms: Iterable[tuple[Atom, Size]], constant: Size) -> Index:
     for atom, coefficient in list(kept.items()):
         if isinstance(atom, Remainder):
             for partner in _partners(atom):
-                if partner in kept and same(kept[partner], coefficient * atom.by):
+                if partner in kept and same_number(kept[partner], coefficient * atom.by):
                     del kept[atom], kept[partner]
                     rest = atom.of * coefficient
                     whole = simplified(constant + rest.constant)
@@ -213,7 +214,7 @@ def reshaped(
             left, at = here[at], at + 1
         if to < len(there):
             right, to = there[to], to + 1
-        while not same(left, right):
+        while not same_number(left, right):
             grows_left = _smaller(left, right)
             if (grows_left and at < len(here)) or to == len(there):
                 if at == len(here):
@@ -250,7 +251,7 @@ def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...] | No
     common: list[Size] = []
     while left and right:
         a, b = left.pop(0), right.pop(0)
-        if same(a, b):
+        if same_number(a, b):
             common.append(a)
             continue
         if (rest := quotient(a, b)) is not None:
@@ -269,6 +270,6 @@ def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[Size, ...] | No
 def leading(shape: Sequence[Size], rows: Size) -> int | None:
     """How many leading dimensions have `rows` elements together; None if no number has."""
     for count in range(1, len(shape) + 1):
-        if same(product(shape[:count]), rows):
+        if same_number(product(shape[:count]), rows):
             return count
     return None

@@ -14,9 +14,10 @@ from torch import fx
 from adjoint.lower.definitions import CONSTANTS, Definition, Mapped, Multiplied
 from adjoint.lower.index import linear
 from adjoint.lower.items import Item, base_of, strides_of, with_inlined
-from adjoint.lower.sizes import Size, estimate, product, same
+from adjoint.lower.sizes import Size, estimate, product
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of, view_of
 from adjoint.rules.costs import effort
+from adjoint.torch_private.symbols import same_number
 
 # The most operators of an inlined value, and the most costly functions among them.
 MAX_INLINED_OPERATORS = 24
@@ -65,7 +66,7 @@ def _is_worth_it(item: Item, items: Mapping[fx.Node, Item]) -> bool:
 
 def is_quick(item: Item, reader: Item) -> bool:
     """Whether the reader may recompute the item for each element that it reads."""
-    return not _is_costly(item) and (same(reader.count, item.count) or _is_trivial(item))
+    return not _is_costly(item) and (same_number(reader.count, item.count) or _is_trivial(item))
 
 
 def _is_trivial(item: Item) -> bool:
@@ -92,7 +93,7 @@ def _is_read_by_items_alone(node: fx.Node, items: Mapping[fx.Node, Item]) -> boo
 
 def _is_read_once_an_element(node: fx.Node, count: Size, items: Mapping[fx.Node, Item]) -> bool:
     return all(
-        same(items[reader].count, count) or isinstance(items[reader].definition, Multiplied)
+        same_number(items[reader].count, count) or isinstance(items[reader].definition, Multiplied)
         for reader in _readers(node)
     )
 

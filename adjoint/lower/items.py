@@ -32,9 +32,10 @@ from adjoint.lower.index import (
     of_axis,
     row_major,
 )
-from adjoint.lower.sizes import Size, is_one, product, same, sizes
+from adjoint.lower.sizes import Size, is_one, product, sizes
 from adjoint.lower.views import MultiIndex, dtype_of, rank_of, shape_of, view_of
 from adjoint.rules.costs import functions_in
+from adjoint.torch_private.symbols import same_number
 
 
 def resolve(node: fx.Node, index: MultiIndex) -> tuple[fx.Node, MultiIndex]:
@@ -301,7 +302,7 @@ def _shaped(node: fx.Node, definition: Definition) -> Item:
             return Item(node, definition, domain, order)
         case Scattered(domain, source):
             if len(domain) == rank_of(source) and all(
-                same(a, b) for a, b in zip(domain, shape_of(source), strict=True)
+                same_number(a, b) for a, b in zip(domain, shape_of(source), strict=True)
             ):
                 return Item(node, definition, domain, iteration_order(domain, strides_of(source)))
             return Item(node, definition, domain, iteration_order(domain, row_major(domain)))

@@ -27,8 +27,9 @@ from adjoint.lower.index import (
 )
 from adjoint.lower.items import Item, element_of
 from adjoint.lower.operands import Operands
-from adjoint.lower.sizes import Size, product, same
+from adjoint.lower.sizes import Size, product
 from adjoint.lower.views import MultiIndex, dtype_of
+from adjoint.torch_private.symbols import same_number
 
 
 class Iteration(Operands):
@@ -72,7 +73,7 @@ class Iteration(Operands):
         """The axis from which on there are `columns` elements."""
         sizes = [axis.extent for axis in self.axes]
         for place in range(len(sizes), -1, -1):
-            if same(product(sizes[place:]), columns):
+            if same_number(product(sizes[place:]), columns):
                 return place
         raise AssertionError(f"{sizes} has no rows of {columns}")
 
@@ -187,4 +188,4 @@ def _is_contiguous(index: Index, outer: Axis, inner: Axis) -> bool:
     for atom, _ in index.terms:
         if isinstance(atom, Quotient | Remainder) and {outer, inner} & set(atom.of.axes()):
             return False
-    return same(index.coefficient(outer), index.coefficient(inner) * inner.extent)
+    return same_number(index.coefficient(outer), index.coefficient(inner) * inner.extent)

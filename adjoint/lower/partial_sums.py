@@ -30,8 +30,9 @@ from adjoint.lower.index import Axis, Index, linear, of_axis, row_major, unravel
 from adjoint.lower.items import Item, strides_of
 from adjoint.lower.iteration import Iteration
 from adjoint.lower.operands import CHUNKS, Operands
-from adjoint.lower.sizes import is_one, product, quotient, same
+from adjoint.lower.sizes import is_one, product, quotient
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of
+from adjoint.torch_private.symbols import same_number
 
 # Partial results with more elements than this are combined by all threads.
 MAX_SERIAL_RESULTS = 16384
@@ -151,7 +152,7 @@ class PartialSums(Iteration):
         sums = [each for each in self.group.items if self._is_sum_over_rows(each)]
         first = next(each for each in sums if not self.is_total(each))
         count = product(shape_of(item.node))
-        if not same(count, product(shape_of(first.node))):
+        if not same_number(count, product(shape_of(first.node))):
             return False
         rows = quotient(self.group.count, count)
         return not isinstance(rows, int) or rows > BLOCK_ROWS

@@ -33,8 +33,9 @@ from adjoint.graph.origins import replace as put_in_place_of
 from adjoint.graph.partial_writes import REGIONS, SCATTERS, ViewCall, written
 from adjoint.graph.purity import is_never_dead
 from adjoint.lower.selection import is_plain
-from adjoint.lower.sizes import Size, estimate, is_one, product, same, sizes
+from adjoint.lower.sizes import Size, estimate, is_one, product, sizes
 from adjoint.lower.views import shape_of
+from adjoint.torch_private.symbols import same_number
 
 aten = torch.ops.aten
 
@@ -209,7 +210,7 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _same_sizes(one: Sequence[Size], other: Sequence[Size]) -> bool:
-    return len(one) == len(other) and all(map(same, one, other))
+    return len(one) == len(other) and all(map(same_number, one, other))
 
 
 def _are_alike(node: fx.Node, base: fx.Node) -> bool:
@@ -221,7 +222,7 @@ def _are_alike(node: fx.Node, base: fx.Node) -> bool:
     if new.dtype != old.dtype or not _same_sizes(shape_of(node), shape_of(base)):
         return False
     axes = zip(shape_of(base), sizes(new.stride()), sizes(old.stride()), strict=True)
-    return all(is_one(size) or (b != 0 and same(a, b)) for size, a, b in axes)
+    return all(is_one(size) or (b != 0 and same_number(a, b)) for size, a, b in axes)
 
 
 def _pays(

@@ -62,14 +62,14 @@ from adjoint.lower.products import product_nests
 from adjoint.lower.row_tiles import RowTiling, Unit, is_product, row_stride, side_of, with_row_tiles
 from adjoint.lower.scheduling import Schedule
 from adjoint.lower.selection import is_plain
-from adjoint.lower.sizes import Size, is_one, product, same, simplified, size_of, sizes
+from adjoint.lower.sizes import Size, is_one, product, simplified, size_of, sizes
 from adjoint.lower.strided_rows import nest_of
 from adjoint.lower.titles import title_of
 from adjoint.lower.views import PARTS, dtype_of, shape_of, view_of
 from adjoint.target import Target
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import storage_key
-from adjoint.torch_private.symbols import input_symbols
+from adjoint.torch_private.symbols import input_symbols, same_number
 
 aten = torch.ops.aten
 
@@ -110,10 +110,13 @@ def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
         return False
     offsets = sizes((shown.storage_offset(), whole.storage_offset()))
     strides = zip(shape_of(base), sizes(whole.stride()), slot.strides, strict=True)
-    if not same(*offsets) or not all(same(a, b) or is_one(size) for size, a, b in strides):
+    if not same_number(*offsets):
+        return False
+    if not all(same_number(a, b) or is_one(size) for size, a, b in strides):
         return False
     # Part of it, expanded, may have as many elements.
-    return same(product(shape_of(view)), product(shape_of(base))) and same(_span(view), _span(base))
+    counts = [product(shape_of(each)) for each in (view, base)]
+    return same_number(*counts) and same_number(_span(view), _span(base))
 
 
 def _span(node: fx.Node) -> Size:

@@ -25,8 +25,9 @@ from adjoint.lower.inlining import (
 from adjoint.lower.items import Item
 from adjoint.lower.rematerialization import Move, Recipe, Rematerialization, State
 from adjoint.lower.row_tiles import Unit
-from adjoint.lower.sizes import product, same
+from adjoint.lower.sizes import product
 from adjoint.lower.views import shape_of
+from adjoint.torch_private.symbols import same_number
 
 # Nothing is recomputed to lower a smaller peak.
 MIN_PEAK_BYTES = 1 << 25
@@ -192,7 +193,7 @@ class Recomputation(Rematerialization):
             places = [index for base, index in reader.reads if base is node]
             self.coalesced[reader, node] = not places or (
                 not isinstance(reader.definition, Multiplied)
-                and same(reader.count, product(shape_of(node)))
+                and same_number(reader.count, product(shape_of(node)))
                 and all(is_coalesced(reader, node, index) for index in places)
             )
         return self.coalesced[reader, node]

@@ -19,8 +19,9 @@ from adjoint.graph.metadata import run_of
 from adjoint.lower.groups import Group, Level, equal
 from adjoint.lower.index import Axis, Index, leading, linear, of_axis, row_major
 from adjoint.lower.items import base_of, resolve, strides_of
-from adjoint.lower.sizes import Size, estimate, is_one, product, quotient, same
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient
 from adjoint.lower.views import dtype_of, shape_of
+from adjoint.torch_private.symbols import same_number
 
 Unit: TypeAlias = "Group | fx.Node"
 
@@ -70,8 +71,8 @@ def side_of(node: fx.Node) -> Side | None:
         return None
     first, second = (place.coefficient(axis) for axis in axes)
     rows, columns = shape
-    by_rows = same(second, 1) and (is_one(rows) or _reaches(first, columns))
-    by_columns = same(first, 1) and (is_one(columns) or _reaches(second, rows))
+    by_rows = same_number(second, 1) and (is_one(rows) or _reaches(first, columns))
+    by_columns = same_number(first, 1) and (is_one(columns) or _reaches(second, rows))
     if not (by_rows or by_columns):
         return None
     return Side(base, place.constant, (first, second))
@@ -81,7 +82,7 @@ def _reaches(stride: Size, count: Size) -> bool:
     """Whether the stride is at least `count`: it is not in expanded or flipped tensors."""
     if isinstance(stride, int) and isinstance(count, int):
         return stride >= count
-    return same(stride, count)
+    return same_number(stride, count)
 
 
 def is_product(unit: Unit) -> bool:
@@ -274,7 +275,7 @@ def row_stride(node: fx.Node, rows: Size) -> Size | None:
     if not counting:
         return None
     for one, other in pairwise(counting):
-        if not same(strides[one], strides[other] * shape[other]):
+        if not same_number(strides[one], strides[other] * shape[other]):
             return None
     stride = strides[counting[-1]]
     if not all(isinstance(size, int) for size in (*shape[dims:], *strides[dims:], stride)):
@@ -288,9 +289,9 @@ def sums_over_rows(node: fx.Node, rows: Size) -> Iterator[bool]:
     """Whether a product may have the rows as its own (False), or sum over them (True)."""
     left = node.args[0]
     assert isinstance(left, fx.Node)
-    if same(shape_of(left)[0], rows):
+    if same_number(shape_of(left)[0], rows):
         yield False
-    if same(shape_of(left)[1], rows):
+    if same_number(shape_of(left)[1], rows):
         yield True
 
 
@@ -317,4 +318,4 @@ def _product_fits(node: fx.Node, tiling: RowTiling) -> bool | None:
 
 def _steps_by_row(side: Side, stride: Size, rows: Size) -> bool:
     step = row_stride(side.base, rows)
-    return step is not None and same(step, stride)
+    return step is not None and same_number(step, stride)

@@ -28,13 +28,6 @@ def sizes(values: Iterable[object]) -> tuple[Size, ...]:
     return tuple(value if type(value) is int else size_of(value) for value in values)
 
 
-def same(one: Size, other: Size) -> bool:
-    """Whether two sizes are equal for all sizes of inputs."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return bool(sympy.expand(one - other) == 0)
-
-
 def product(values: Sequence[Size]) -> Size:
     if all(isinstance(value, int) for value in values):
         return math.prod(values)

@@ -37,7 +37,6 @@ from adjoint.graph.sizes import assuming
 from adjoint.optimize.scores import (
     COPIES,
     PRODUCTS,
-    RESHAPES,
     VIEWS,
     Bias,
     Factor,
@@ -49,6 +48,7 @@ from adjoint.optimize.scores import (
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, Rest, call
 from adjoint.rewrite.recording import operators_of
+from adjoint.rewrite.refreshing import RESHAPES
 from adjoint.rewrite.rules import Replacement, Rule, Traced
 from adjoint.torch_private.symbols import same_number, same_numbers
 

@@ -26,20 +26,21 @@ from adjoint.optimize.casts import CAST, is_cast
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.matching import arguments
 from adjoint.rewrite.patterns import Match, Wildcard, call
+from adjoint.rewrite.refreshing import RESHAPES
 from adjoint.rewrite.rules import Replacement, Rule
 from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 NLL, LOG_SOFTMAX = aten.nll_loss_forward.default, aten._log_softmax.default
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.clone.default)
+RESHAPES_AND_COPIES = (*RESHAPES, aten.clone.default)
 
-# Logits of fewer bytes are computed at once.  On a GPU chunks cost more: each is several kernels
-# that read all of it.
-MIN_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}
+# By device: logits of fewer bytes are computed at once.  On a GPU chunks cost more: each is several
+# kernels that read all of it.
+MIN_LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}
 
 # With fewer inputs for each class, products take less time than what kernels fuse between them.
-MIN_WIDTH = 256
+MIN_INPUTS_OF_CLASS = 256
 
 
 def _rule(differentiated: set[str]) -> Rule:
@@ -63,7 +64,7 @@ def _rule(differentiated: set[str]) -> Rule:
         *bias, x, w = arguments_of(product)
         if bias and (product.kwargs or tensor_of(bias[0]).dim() != 1):
             return None
-        if hint(tensor_of(x).shape[1]) < MIN_WIDTH:
+        if hint(tensor_of(x).shape[1]) < MIN_INPUTS_OF_CLASS:
             return None
         classes = given["weight"]
         if classes is not None and classes.name in differentiated:
@@ -80,16 +81,16 @@ def _rule(differentiated: set[str]) -> Rule:
 
 def is_large(logits: torch.Tensor) -> bool:
     size = hint(logits.numel()) * logits.itemsize
-    return size >= MIN_BYTES.get(logits.device.type, size + 1)
+    return size >= MIN_LOGITS_BYTES.get(logits.device.type, size + 1)
 
 
 def _product(match: Match, node: fx.Node) -> fx.Node | None:
     """The product that `node`, a matrix, is a reshape and perhaps a wider copy of."""
     shape = tensor_of(node).shape
-    while node.target in RESHAPES or is_cast(node):
+    while node.target in RESHAPES_AND_COPIES or is_cast(node):
         if is_cast(node) and tensor_of(node).itemsize < tensor_of(operand_of(node)).itemsize:
             return None
-        match.absorb(node, *RESHAPES, CAST)
+        match.absorb(node, *RESHAPES_AND_COPIES, CAST)
         node = operand_of(node)
     product = match.absorb(node, *PRODUCTS)
     return product if tensor_of(product).shape == shape else None

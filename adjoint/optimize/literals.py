@@ -23,7 +23,7 @@ from adjoint.optimize.uniform import uniform_value
 from adjoint.torch_private.fake import fake_mode_of, unset_fake_temporarily
 from adjoint.torch_private.graph_modules import add_attribute
 from adjoint.torch_private.modes import without_autocast
-from adjoint.torch_private.operators import OpOverload
+from adjoint.torch_private.operators import OpOverload, depends_on_data
 
 aten = torch.ops.aten
 
@@ -33,7 +33,6 @@ MAX_LITERAL_BYTES = 1 << 16
 LITERAL = aten.lift_fresh_copy.default
 
 _CPU = torch.device("cpu")
-_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def fold_literals(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -102,7 +101,7 @@ def _is_foldable(node: fx.Node) -> bool:
         return False
     value = tensor_of(node)
     sizes: list[object] = [*value.shape]
-    if _DEPENDS_ON_DATA & set(target.tags) or not all(isinstance(size, int) for size in sizes):
+    if depends_on_data(target) or not all(isinstance(size, int) for size in sizes):
         return False
     return value.numel() * value.element_size() <= MAX_LITERAL_BYTES
 

@@ -20,6 +20,7 @@ from torch import fx
 from adjoint.dtypes import HALVES
 from adjoint.failing import works_on
 from adjoint.graph.copying import copied
+from adjoint.graph.leaves import detached
 from adjoint.graph.metadata import computes_tensor, set_value, tensor_of, value_of
 from adjoint.graph.operations import has_bodies
 from adjoint.graph.origins import for_part_of
@@ -39,7 +40,7 @@ CONVOLUTIONS: dict[object, tuple[tuple[int, ...], int]] = {
 }
 
 # Where no convolution has more channels than this, converting takes longer than it saves.
-MAX_FEW_CHANNELS = 64
+MAX_UNCONVERTED_CHANNELS = 64
 
 # What these compute depends on the strides of their argument.
 _READS_STRIDES = frozenset(
@@ -90,7 +91,7 @@ def pays(convolutions: Sequence[fx.Node]) -> bool:
     if any(map(_has_groups, convolutions)):
         return False
     channels = [hint(size) for node in convolutions for size in _weights(node).shape[:2]]
-    return max(channels, default=0) > MAX_FEW_CHANNELS
+    return max(channels, default=0) > MAX_UNCONVERTED_CHANNELS
 
 
 def _has_groups(convolution: fx.Node) -> bool:
@@ -128,7 +129,7 @@ class _Formats:
             self._restore_operands(node)
             return
         try:
-            value = trees.map_leaves(_own, fake_value(node))
+            value = trees.map_leaves(detached, fake_value(node))
         except (RuntimeError, ValueError):
             # A view that these strides do not allow.
             self._restore_operands(node)
@@ -161,11 +162,6 @@ class _Formats:
         copy = _copy(node, torch.contiguous_format, user)
         self.is_complete &= same_values(value_of(copy), self._before[node])
         return copy
-
-
-def _own(leaf: object) -> object:
-    """A value of its own: a view op may return its argument."""
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def depends_on_strides(node: fx.Node) -> bool:

@@ -18,11 +18,11 @@ from adjoint.optimize.casts import CAST, is_cast
 from adjoint.optimize.views import PERMUTATIONS, permutation_of
 from adjoint.rewrite.engine import rewrite
 from adjoint.rewrite.patterns import Match, NoMatch, Wildcard, call
+from adjoint.rewrite.refreshing import RESHAPES
 from adjoint.rewrite.rules import Replacement, rewrites
 
 aten = torch.ops.aten
 MM, MUL, VIEW = aten.mm.default, aten.mul.Tensor, aten.view.default
-RESHAPES = (VIEW, aten._unsafe_view.default)
 PACKED = aten._weight_int8pack_mm.default
 a, b = Wildcard("a"), Wildcard("b")
 

@@ -22,12 +22,12 @@ from adjoint.optimize.casts import is_cast
 from adjoint.optimize.uniform import uniform_value
 from adjoint.rewrite.matching import arguments
 from adjoint.rewrite.patterns import Match, NoMatch
+from adjoint.rewrite.refreshing import RESHAPES
 from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten
 
 PRODUCTS = (aten.bmm.default, aten.mm.default)
-RESHAPES = (aten.view.default, aten._unsafe_view.default)
 VIEWS = frozenset(
     {
         *RESHAPES,

@@ -10,7 +10,7 @@ from torch import fx
 from adjoint.graph.metadata import computes_tensor, value_of, value_or_none
 from adjoint.graph.purity import is_impure
 from adjoint.host_memory import from_host
-from adjoint.rules.costs import is_quick
+from adjoint.rules.costs import MAX_SHORT_DIMENSION, is_quick
 from adjoint.torch_private.operators import OpOverload
 from adjoint.torch_private.symbols import SYMBOLIC
 
@@ -63,7 +63,7 @@ def _is_short_product(node: fx.Node) -> bool:
         return False
     inner = value_of(node.args[1]).shape[0]  # type: ignore[arg-type]
     is_exact = value_of(node).dtype in (torch.float32, torch.float64)
-    return is_exact and isinstance(inner, int) and inner <= MAX_FUSED_TERMS
+    return is_exact and isinstance(inner, int) and inner <= MAX_SHORT_DIMENSION
 
 
 def _is_cast(node: fx.Node) -> bool:
@@ -81,10 +81,6 @@ def _before_views_and_casts(node: fx.Node) -> torch.Tensor:
         node = node.all_input_nodes[0]
     value: torch.Tensor = value_of(node)
     return value
-
-
-# A matrix product with at most this inner dimension is fused with its readers.
-MAX_FUSED_TERMS = 4
 
 
 _BY_INDEX = frozenset({aten.index.Tensor, aten.index_select.default, aten.embedding.default})

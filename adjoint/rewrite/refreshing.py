@@ -23,8 +23,11 @@ from adjoint.graph.sizes import assuming
 from adjoint.torch_private import trees
 from adjoint.torch_private.fake import fake_call, fake_mode_of
 from adjoint.torch_private.modes import enable_python_dispatcher, isolated
-from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
+from adjoint.torch_private.operators import HigherOrderOperator, OpOverload, depends_on_data
 from adjoint.torch_private.symbols import SYMBOLIC, same_number, same_numbers
+
+# Another shape for the same elements in the same order.
+RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class NotRefreshed(Exception):
@@ -116,16 +119,13 @@ def computing_fakes_of(graph_module: fx.GraphModule) -> Iterator[None]:
         yield
 
 
-_DEPENDS_ON_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
 def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
     """The first node whose shape or dtype is not what its operator computes, and why."""
     with computing_fakes_of(graph_module):
         for node in graph_module.graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
-            if is_impure(node) or _DEPENDS_ON_DATA & {*node.target.tags}:
+            if is_impure(node) or depends_on_data(node.target):
                 # Each time it is computed, its size or number is a new symbol.
                 continue
             try:
@@ -140,14 +140,11 @@ def wrong_value(graph_module: fx.GraphModule) -> tuple[fx.Node, str] | None:
 
 def fake_value(node: fx.Node) -> object:
     """The value of a call, of the values of its arguments."""
-    if node.target in _RESHAPES:
+    if node.target in RESHAPES:
         # The interpreter copies where strides do not allow a view; the value of a view does not.
         args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
         return fake_call(node.target, args, kwargs)
     return call_on_fakes(node, {each: value_of(each) for each in node.all_input_nodes})
-
-
-_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def _value_anew(node: fx.Node) -> object:

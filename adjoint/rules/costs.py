@@ -27,6 +27,10 @@ from adjoint.torch_private.symbols import hint
 
 aten = torch.ops.aten
 
+# A matrix product with a dimension of at most this size is computed by loops, which fuse with
+# others; other products are library calls.
+MAX_SHORT_DIMENSION = 4
+
 # A math function takes about as long as this many operators that are single instructions.
 FUNCTION_COST_IN_OPERATORS = 8
 

@@ -232,8 +232,7 @@ def weight_norm(
         kernel = aten._weight_norm_interface_backward.default
         of_direction, of_length = kernel(of_out, direction, length, out[1], dim)
     if of_norms is not None:
-        part = of_norms * (direction / out[1])
-        of_direction = part if of_direction is None else of_direction + part
+        of_direction = _added(of_direction, of_norms * (direction / out[1]))
     return of_direction, of_length
 
 
@@ -262,12 +261,11 @@ def group_norm(
     count = C // group * HxW
     grouped = x.reshape(N, group, count)
     if of_mean is not None:
-        part = (of_mean.unsqueeze(-1) / count).expand(grouped.shape).reshape(x.shape)
-        of_x = part if of_x is None else of_x + part
+        part = (of_mean.unsqueeze(-1) / count).expand(grouped.shape)
+        of_x = _added(of_x, part.reshape(x.shape))
     if of_rstd is not None:
         slope = (of_rstd * out[2].pow(3)).unsqueeze(-1) / -count
-        part = (slope * (grouped - out[1].unsqueeze(-1))).reshape(x.shape)
-        of_x = part if of_x is None else of_x + part
+        of_x = _added(of_x, (slope * (grouped - out[1].unsqueeze(-1))).reshape(x.shape))
     return of_x, of_weight, of_bias
 
 
@@ -288,8 +286,7 @@ def rms_norm(
         kernel = aten._fused_rms_norm_backward.default
         of_x, of_weight = kernel(of_out, x, normalized_shape, out[1], weight, needed)
     if of_rstd is not None:
-        part = of_rstd * out[1].pow(3) * x / -math.prod(normalized_shape)
-        of_x = part if of_x is None else of_x + part
+        of_x = _added(of_x, of_rstd * out[1].pow(3) * x / -math.prod(normalized_shape))
     return of_x, None, of_weight
 
 
@@ -307,3 +304,8 @@ def weight_norm_backward(
 
 def _sum(each: torch.Tensor, axes: list[int]) -> torch.Tensor:
     return each.sum(axes) if axes else each
+
+
+def _added(cotangent: Tensor | None, part: Tensor) -> Tensor:
+    """The sum of two cotangents, of which the first may be zero."""
+    return part if cotangent is None else cotangent + part

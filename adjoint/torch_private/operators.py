@@ -22,6 +22,7 @@ __all__ = [
     "OpOverloadPacket",
     "chunked_cross_entropy",
     "dense_kernel",
+    "depends_on_data",
     "fresh_results",
     "has_own_derivative",
     "implicitly_written_arguments",
@@ -177,6 +178,11 @@ def has_own_derivative(operator: OpOverload) -> bool:
         return True
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return any(has_kernel(operator.name(), key) for key in _DERIVED_BY)
+
+
+def depends_on_data(op: OpOverload) -> bool:
+    """Whether the size of a result, or a number that is returned, depends on values of tensors."""
+    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*op.tags})
 
 
 def dense_kernel(operator: HigherOrderOperator) -> Callable[..., object] | None:

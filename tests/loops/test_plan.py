@@ -33,3 +33,10 @@ def test_a_plan_is_data() -> None:
 def test_arguments_are_compared_by_their_slot() -> None:
     assert Argument(1) == Argument(1)
     assert Argument(1) != Argument(2)
+
+
+def test_an_axis_that_is_expanded_takes_no_memory() -> None:
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    expanded = Slot(0, SlotKind.INPUT, (rows, 3, 4), (4, 0, 1), torch.float32)
+    assert expanded.stored_shape == (rows, 4)
+    assert Slot(0, SlotKind.INPUT).stored_shape == ()

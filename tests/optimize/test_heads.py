@@ -23,8 +23,8 @@ ROWS, WIDTH, CLASSES = 10, 4, 7
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is large, and a chunk has three rows."""
-    monkeypatch.setitem(heads.MIN_BYTES, "cpu", 0)
-    monkeypatch.setattr(heads, "MIN_WIDTH", 1)
+    monkeypatch.setitem(heads.MIN_LOGITS_BYTES, "cpu", 0)
+    monkeypatch.setattr(heads, "MIN_INPUTS_OF_CLASS", 1)
     monkeypatch.setattr(losses, "MIN_CHUNK_ROWS", 3)
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1)
 
@@ -146,10 +146,10 @@ def test_small_logits_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(x, w), TARGET)
 
-    monkeypatch.setattr(heads, "MIN_WIDTH", WIDTH + 1)
+    monkeypatch.setattr(heads, "MIN_INPUTS_OF_CLASS", WIDTH + 1)
     assert chunked(function, *inputs) == 0
-    monkeypatch.setattr(heads, "MIN_WIDTH", WIDTH)
-    monkeypatch.setitem(heads.MIN_BYTES, "cpu", 8 * ROWS * CLASSES + 1)
+    monkeypatch.setattr(heads, "MIN_INPUTS_OF_CLASS", WIDTH)
+    monkeypatch.setitem(heads.MIN_LOGITS_BYTES, "cpu", 8 * ROWS * CLASSES + 1)
     assert chunked(function, *inputs) == 0
 
 

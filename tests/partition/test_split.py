@@ -15,8 +15,9 @@ from adjoint.graph.descriptors import Saved, SavedInput, Tangent
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import input_descriptors, output_descriptors, outputs_of
 from adjoint.options import Options
-from adjoint.partition.recomputing import MAX_FUSED_TERMS, is_cheap, is_free
+from adjoint.partition.recomputing import is_cheap, is_free
 from adjoint.partition.split import narrowed
+from adjoint.rules.costs import MAX_SHORT_DIMENSION
 from tests.control_flow import cond, scan
 from tests.parity import leaf, plain
 
@@ -211,11 +212,11 @@ def test_costly_operators_are_not_recomputed() -> None:
         assert aten.mm.default in again
 
 
-@pytest.mark.parametrize("inner", [1, MAX_FUSED_TERMS, MAX_FUSED_TERMS + 1])
+@pytest.mark.parametrize("inner", [1, MAX_SHORT_DIMENSION, MAX_SHORT_DIMENSION + 1])
 def test_a_product_with_a_short_inner_dimension_is_recomputed(inner: int) -> None:
     args = leaf(50, inner), leaf(inner, 60)
     made = recorded(lambda x, y: (x @ y).square(), *args, wrt=(0, 1))
-    assert (aten.mm.default in saved_targets(made)) == (inner > MAX_FUSED_TERMS)
+    assert (aten.mm.default in saved_targets(made)) == (inner > MAX_SHORT_DIMENSION)
 
 
 def test_gathers_are_recomputed() -> None:

@@ -8,6 +8,7 @@ from adjoint.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
     chunked_cross_entropy,
+    depends_on_data,
     implicitly_written_arguments,
     is_composite,
     named_arguments,
@@ -78,3 +79,9 @@ def test_the_loss_of_each_row_is_named_as_torch_names_it() -> None:
 def test_arguments_by_name() -> None:
     op = aten.sum.dim_IntList
     assert named_arguments(op, (1, [0]), {"dtype": None}) == {"self": 1, "dim": [0], "dtype": None}
+
+
+def test_operators_whose_results_depend_on_data() -> None:
+    assert depends_on_data(aten.nonzero.default)
+    assert depends_on_data(aten._local_scalar_dense.default)
+    assert not depends_on_data(aten.add.Tensor)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from adjoint.dtypes import HALVES
 from adjoint.lower.compositions.registry import NoComposition, composition
+from adjoint.rules.costs import MAX_SHORT_DIMENSION
 
 aten = torch.ops.aten
 
@@ -19,10 +20,6 @@ def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float 
     if bias.dtype in HALVES:
         raise NoComposition
     return _product(x, y) + bias
-
-
-# Products with a dimension of at most this size are loops, not library calls.
-MAX_SHORT_DIMENSION = 4
 
 
 @composition(aten.mm.default, aten.bmm.default)

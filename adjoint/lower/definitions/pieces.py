@@ -11,9 +11,10 @@ from adjoint.loops.expressions import Expression, Guarded, apply, cast, constant
 from adjoint.loops.pointwise import where
 from adjoint.lower.definitions.elements import Definition, Mapped, Reader, decline_if
 from adjoint.lower.index import Index
-from adjoint.lower.sizes import Size, is_one, same
+from adjoint.lower.sizes import Size, is_one
 from adjoint.lower.views import MultiIndex, dtype_of, rank_of, shape_of
 from adjoint.open_types import OpArgument
+from adjoint.torch_private.symbols import same_number
 
 aten = torch.ops.aten
 
@@ -110,7 +111,7 @@ def _slice_backward(
         here = reader.position(moved)
         value = reader.read(x, (*index[:dim], moved, *index[dim + 1 :]))
         conditions = [] if first == 0 else [here >= 0]
-        if not same(shape_of(x)[dim] + first, size):
+        if not same_number(shape_of(x)[dim] + first, size):
             conditions.append(here < reader.size(shape_of(x)[dim]))
         return _guarded(conditions, value, constant(0, value.dtype))
 

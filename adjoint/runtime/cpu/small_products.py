@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from adjoint.runtime.cpu.function_text import FunctionText
+
 # Products of more multiplications are left to the BLAS.
 MAX_MULTIPLICATIONS = 1 << 14
 
@@ -28,33 +30,19 @@ _ELEMENT_BYTES = {"float": 4, "double": 8}
 _SUFFIX = {"float": "f32", "double": "f64"}
 
 
-class _Function:
-    """The text of a native function, written as structured code; variables are memory."""
+class _Function(FunctionText):
+    """Without a result; loops over counters, and sums of elements of one type or of vectors."""
 
     def __init__(self, head: str, kind: str) -> None:
-        self._head = head
-        self._variables: list[str] = []
-        self._lines: list[str] = []
-        self._count = 0
+        super().__init__(f"void {head}")
         self.kind = kind
 
     def text(self) -> str:
-        body = [f"define internal void {self._head} {{", "entry:", *self._variables]
-        return "\n".join([*body, *self._lines, "  ret void", "}\n"])
-
-    def do(self, text: str) -> str:
-        """The value of an instruction."""
-        self._count += 1
-        self._lines.append(f"  %v{self._count} = {text}")
-        return f"%v{self._count}"
-
-    def line(self, text: str) -> None:
-        self._lines.append(f"  {text}")
+        self.line("ret void")
+        return super().text()
 
     def variable(self, kind: str) -> str:
-        self._count += 1
-        self._variables.append(f"  %m{self._count} = alloca {kind}")
-        return f"%m{self._count}"
+        return self.allocated(kind, "m")
 
     def add(self, a: str | int, b: str | int) -> str:
         return self.do(f"add i64 {a}, {b}")
@@ -74,19 +62,18 @@ class _Function:
     @contextlib.contextmanager
     def loop(self, counter: str, stop: str, step: int) -> Iterator[str]:
         """While `step` more fit below `stop`; `counter` goes on from what it is."""
-        self._count += 1
-        name = f"l{self._count}"
-        self._lines += [f"  br label %{name}", f"{name}:"]
+        name = self.unique("l")
+        self.go(f"label %{name}")
+        self.label(name)
         index = self.do(f"load i64, ptr {counter}")
         end = self.add(index, step)
         fits = self.do(f"icmp sle i64 {end}, {stop}")
-        self._lines += [f"  br i1 {fits}, label %{name}.body, label %{name}.end", f"{name}.body:"]
+        self.go(f"i1 {fits}, label %{name}.body, label %{name}.end")
+        self.label(f"{name}.body")
         yield index
-        self._lines += [
-            f"  store i64 {end}, ptr {counter}",
-            f"  br label %{name}",
-            f"{name}.end:",
-        ]
+        self.line(f"store i64 {end}, ptr {counter}")
+        self.go(f"label %{name}")
+        self.label(f"{name}.end")
 
     def counter(self) -> str:
         made = self.variable("i64")
@@ -100,12 +87,13 @@ class _Function:
         """Let sums begin with what the result has if `%adds`, else with zero."""
         for total in sums:
             self.store(kind, "0.0" if kind == self.kind else "zeroinitializer", total)
-        self._count += 1
-        name = f"s{self._count}"
-        self._lines += [f"  br i1 %adds, label %{name}, label %{name}.end", f"{name}:"]
+        name = self.unique("s")
+        self.go(f"i1 %adds, label %{name}, label %{name}.end")
+        self.label(name)
         for total, result in zip(sums, results, strict=True):
             self.store(kind, self.load(kind, result), total)
-        self._lines += [f"  br label %{name}.end", f"{name}.end:"]
+        self.go(f"label %{name}.end")
+        self.label(f"{name}.end")
 
     def lanes(self) -> int:
         return _VECTOR_BYTES // _ELEMENT_BYTES[self.kind]

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from adjoint.runtime.cpu.callables import runner
+from adjoint.runtime.cpu.function_text import FunctionText
 from adjoint.runtime.plans.hostcode import Op
 from adjoint.runtime.plans.layout import MAX_TEMPORARY_BYTES
 
@@ -14,39 +15,19 @@ from adjoint.runtime.plans.layout import MAX_TEMPORARY_BYTES
 COMPUTE = "adjoint.compute"
 
 
-class _Function:
-    """The text of a native function over 64-bit integers, written as structured code.
-
-    Operands are the names of values, or numbers.  Variables are memory: LLVM makes them registers.
-    """
+class _Function(FunctionText):
+    """Over 64-bit integers, with structured code.  Operands are the names of values, or numbers."""
 
     def __init__(self, name: str, parameters: str) -> None:
-        self._head = f"define internal i64 @{name}({parameters}) {{"
-        self._variables: list[str] = []
-        self._lines: list[str] = []
-        self._count = 0
-
-    def text(self) -> str:
-        return "\n".join([self._head, "entry:", *self._variables, *self._lines, "}\n"])
-
-    def _new(self, prefix: str = "v") -> str:
-        self._count += 1
-        return f"{prefix}{self._count}"
-
-    def do(self, text: str) -> str:
-        """The value of an instruction."""
-        name = f"%{self._new()}"
-        self._lines.append(f"  {name} = {text}")
-        return name
+        super().__init__(f"i64 @{name}({parameters})")
 
     def variable(self, value: str | int = 0) -> str:
-        name = f"%{self._new('var')}"
-        self._variables.append(f"  {name} = alloca i64")
+        name = self.allocated("i64", "var")
         self.set(name, value)
         return name
 
     def set(self, variable: str, value: str | int) -> None:
-        self._lines.append(f"  store i64 {value}, ptr {variable}")
+        self.line(f"store i64 {value}, ptr {variable}")
 
     def get(self, variable: str) -> str:
         return self.do(f"load i64, ptr {variable}")
@@ -72,18 +53,12 @@ class _Function:
     def both(self, a: str, b: str) -> str:
         return self.do(f"and i1 {a}, {b}")
 
-    def label(self, name: str) -> None:
-        self._lines.append(f"{name}:")
-
-    def go(self, text: str) -> None:
-        self._lines.append(f"  br {text}")
-
     def result(self, value: str | int) -> None:
-        self._lines.append(f"  ret i64 {value}")
+        self.line(f"ret i64 {value}")
 
     @contextlib.contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        inside, after = self._new("when"), self._new("after")
+        inside, after = self.unique("when"), self.unique("after")
         self.go(f"i1 {condition}, label %{inside}, label %{after}")
         self.label(inside)
         yield
@@ -125,7 +100,7 @@ class _Function:
 
     @contextlib.contextmanager
     def repeated(self, condition: Callable[[], str]) -> Iterator[None]:
-        test, inside, after = self._new("test"), self._new("loop"), self._new("done")
+        test, inside, after = self.unique("test"), self.unique("loop"), self.unique("done")
         self.go(f"label %{test}")
         self.label(test)
         self.go(f"i1 {condition()}, label %{inside}, label %{after}")
@@ -217,7 +192,7 @@ def _layout() -> str:
         with f.when(f.binary("icmp sgt", count, MAX_TEMPORARY_BYTES)):
             f.result(1)
             # A basic block must end in a terminator.
-            f.label(f"unreached{f._count}")
+            f.label(f.unique("unreached"))
         up = f.binary("sub", f.binary("add", count, alignment), 1)
         f.store(f.binary("mul", f.binary("sdiv", up, alignment), alignment), size, block)
     fit = f"call i64 @adjoint.best.fit(i64 {n}, ptr {first}, ptr {last}, ptr {size}, ptr "
@@ -267,7 +242,7 @@ def _interpreter() -> str:
         x, y = f.load("%words", x_at), f.load("%words", y_at)
         simple = {Op.ADD: "sadd", Op.SUB: "ssub", Op.MUL: "smul", Op.MIN: "", Op.MAX: ""}
         cases = " ".join(f"i64 {int(each)}, label %{each.name}" for each in simple)
-        f._lines.append(f"  switch i64 {op}, label %divide [ {cases} ]")
+        f.line(f"switch i64 {op}, label %divide [ {cases} ]")
         for each, name in simple.items():
             f.label(each.name)
             if not name:
