@@ -25,7 +25,7 @@ from adjoint.atlas.document import (
     Table,
     line_anchor,
 )
-from adjoint.atlas.markdown import address
+from adjoint.atlas.markdown import address, linked_source
 from adjoint.atlas.tree import GENERATED
 
 ENDING = ".html"
@@ -146,13 +146,8 @@ class _Writer:
 
     def _lines(self, listing: Listing) -> Iterator[str]:
         for number, line in enumerate(listing.lines, 1):
-            pieces = "".join(
-                escape(each, quote=False)
-                if isinstance(each, str)
-                else f'<a href="{self._address(each)}">{escape(each.text, quote=False)}</a>'
-                for each in line
-            )
-            yield f'<span id="{line_anchor(number)}" data-n="{number}">{pieces}\n</span>'
+            source = linked_source(line, self._address)
+            yield f'<span id="{line_anchor(number)}" data-n="{number}">{source}\n</span>'
 
 
 def assets() -> Iterator[tuple[str, str]]:

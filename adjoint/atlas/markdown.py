@@ -6,7 +6,7 @@ import functools
 import html
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
 from typing_extensions import assert_never
@@ -121,14 +121,19 @@ class _Writer:
         width = len(str(len(listing.lines)))
         yield "<pre>"
         for number, line in enumerate(listing.lines, 1):
-            pieces = "".join(
-                html.escape(each, quote=False)
-                if isinstance(each, str)
-                else f'<a href="{self._address(each)}">{html.escape(each.text, quote=False)}</a>'
-                for each in line
-            )
-            yield f'<a id="{line_anchor(number)}"></a>{number:{width}}  {pieces}'.rstrip()
+            source = linked_source(line, self._address)
+            yield f'<a id="{line_anchor(number)}"></a>{number:{width}}  {source}'.rstrip()
         yield "</pre>"
+
+
+def linked_source(line: Iterable[str | Link], address_of: Callable[[Link], str]) -> str:
+    """A line of source as HTML, in which names are links."""
+    return "".join(
+        html.escape(each, quote=False)
+        if isinstance(each, str)
+        else f'<a href="{address_of(each)}">{html.escape(each.text, quote=False)}</a>'
+        for each in line
+    )
 
 
 def _place(anchor: str) -> str:

@@ -15,7 +15,7 @@ from torch import fx
 from adjoint.capture.direct import capture
 from adjoint.checking.comparing import Mismatch, compare, compare_one, tolerance_of
 from adjoint.checking.copies import copied_inputs, same_draws
-from adjoint.checking.narrowing import guilty_match, guilty_pass
+from adjoint.checking.narrowing import fewest_wrong, guilty_match, guilty_pass
 from adjoint.checking.reproduction import of_nodes
 from adjoint.compiler import Compiler
 from adjoint.errors import SourceLine
@@ -98,13 +98,10 @@ class KernelSearch:
         nodes = list(dict.fromkeys(n for launch in log.plan.launches for n in launch.nodes))
         if self._wrong(called=nodes) is not None:
             return self._pass(log.passes)
-        # With the first `low` nodes in kernels the result is right, with `high` it is wrong.
-        low, high = 0, len(nodes)
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_wrong = self._wrong(called=nodes[middle:]) is not None
-            low, high = (low, middle) if is_wrong else (middle, high)
-        return self._op(nodes[high - 1], log.plan, log.graph)
+        in_kernels = fewest_wrong(
+            len(nodes), lambda count: self._wrong(called=nodes[count:]) is not None
+        )
+        return self._op(nodes[in_kernels - 1], log.plan, log.graph)
 
     def _wrong(
         self,

@@ -24,6 +24,18 @@ def guilty_pass(
     return None
 
 
+def fewest_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
+    """The fewest of `count` things with which a result is wrong, found by bisection.
+
+    It is right with none of them, and wrong with all.
+    """
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_wrong(middle) else (middle, high)
+    return high
+
+
 def guilty_match(name: str, is_wrong: Callable[[], bool]) -> tuple[int, str] | None:
     """The number and the text of the match of a pass that makes a result wrong.
 
@@ -31,14 +43,14 @@ def guilty_match(name: str, is_wrong: Callable[[], bool]) -> tuple[int, str] | N
     """
     with limited(name, None) as limit:
         is_wrong()
-    low, high = 0, limit.count
-    if not high:
+    if not limit.count:
         return None
-    # With `low` matches the result is right, with `high` it is wrong.
-    while high - low > 1:
-        middle = (low + high) // 2
-        with limited(name, middle):
-            low, high = (low, middle) if is_wrong() else (middle, high)
-    with limited(name, high) as limit:
+
+    def is_wrong_with(count: int) -> bool:
+        with limited(name, count):
+            return is_wrong()
+
+    number = fewest_wrong(limit.count, is_wrong_with)
+    with limited(name, number) as limit:
         is_wrong()
-        return high, limit.last
+        return number, limit.last

@@ -7,14 +7,12 @@ import functools
 import torch
 from torch import Tensor
 
+from adjoint.graph.losses import MEAN, row_weights
 from adjoint.graph.losses import linear_cross_entropy as fused_head
-from adjoint.graph.losses import row_weights
 from adjoint.rules.registry import Cotangents, composition, vjp
 from adjoint.torch_private.operators import chunked_cross_entropy
 
 aten = torch.ops.aten
-
-_NONE, _MEAN = 0, 1
 
 
 @composition(aten.multi_margin_loss_backward.default)
@@ -25,7 +23,7 @@ def multi_margin_loss_backward(
     p: float,
     margin: float,
     weight: Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = MEAN,
 ) -> Tensor:
     """Of sum_{j != y} w_y max(0, margin - x_y + x_j)^p / classes."""
     rows = x.reshape(1, -1) if x.dim() < 2 else x
@@ -82,7 +80,7 @@ if _CHUNKED is not None:
 def _shared(cotangent: torch.Tensor, reduction: int, rows: torch.Tensor) -> torch.Tensor:
     """The cotangent of each row's own loss."""
     each = cotangent.reshape(-1).expand(rows.shape[0])
-    return each / rows.shape[0] if reduction == _MEAN else each
+    return each / rows.shape[0] if reduction == MEAN else each
 
 
 @vjp(fused_head)
