@@ -127,33 +127,33 @@ def lowering(target: Target, overwrites: bool = False) -> tuple[Pass, ...]:
 
     `overwrites`: new values of inputs may be stored in the inputs.
     """
+    return tuple(each for each, runs in _lowering(target, overwrites) if runs)
+
+
+def _lowering(target: Target, overwrites: bool) -> tuple[tuple[Pass, bool], ...]:
+    """The passes before lowering for any target, in order, and whether each runs for `target`."""
     join = Pass("join-writes", partial(join_writes, overwrites=overwrites))
     draw = Pass("draw-in-kernels", partial(draw_in_kernels, device=target.device))
     merge = Pass("merge-equal-values", partial(merge_equal_values, target=target))
     return (
-        *((join,) if target.writes_in_place else ()),
-        *((draw,) if target.draws_in_kernels else ()),
-        DECOMPOSE,
-        merge,
-        FETCH_AHEAD,
+        (join, target.writes_in_place),
+        (draw, target.draws_in_kernels),
+        (DECOMPOSE, True),
+        (merge, True),
+        (FETCH_AHEAD, True),
     )
 
 
-def places(target: Target) -> dict[str, tuple[Pass, ...]]:
-    """All passes for `target` by where they run; the last two are places that users cannot name."""
+def all_places() -> dict[str, tuple[Pass, ...]]:
+    """All passes of all targets by where they run; users cannot name the last two places."""
     return {
         "primal": primal(()),
         "joint": JOINT,
         "post": POST,
-        "lowering": lowering(target),
+        "lowering": tuple(each for each, _ in _lowering(cpu_target(), overwrites=False)),
         "forward graphs that are differentiated again": FORWARD,
         "transposes": LINEAR,
     }
-
-
-def all_places() -> dict[str, tuple[Pass, ...]]:
-    """All passes of all targets by where they run: a CPU whose kernels draw runs every one."""
-    return places(cpu_target(draws_in_kernels=True))
 
 
 PASS_NAMES = frozenset(each.name for passes in all_places().values() for each in passes)
