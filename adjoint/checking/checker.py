@@ -22,6 +22,7 @@ from adjoint.graph.metadata import descriptor_of, inputs_of
 from adjoint.options import Options
 from adjoint.runtime.calling import graph_inputs
 from adjoint.runtime.entry import EntryPoint
+from adjoint.runtime.executable import PlacedCotangents
 from adjoint.torch_private import trees
 
 CHECKS = logging.getLogger("adjoint.checks")
@@ -110,7 +111,7 @@ class Checker:
         derivative: Derivative,
         wrt: Sequence[int],
         inputs: Sequence[object],
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         found: Sequence[object],
         eager: Callable[[], Sequence[object]],
     ) -> None:

@@ -21,6 +21,7 @@ from adjoint.graph.metadata import callee_of, inputs_of, source_of
 from adjoint.graph.show import show_target
 from adjoint.options import Options
 from adjoint.runtime.calling import graph_inputs
+from adjoint.runtime.executable import PlacedCotangents
 from adjoint.torch_private import trees
 from adjoint.torch_private.dynamo import compiling
 from adjoint.torch_private.operators import OpOverload
@@ -34,7 +35,7 @@ class DerivativeSearch:
         derivative: Derivative,
         wrt: Sequence[int],
         inputs: Sequence[object],
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         expected: Sequence[object],
         options: Options,
     ) -> None:

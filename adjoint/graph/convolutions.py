@@ -28,7 +28,7 @@ def convolution_into(
 
     A CUDA graph returns its results in memory that its caller has allocated.
     """
-    shape = (stride, padding, dilation, transposed, output_padding, groups)
-    if bias is None and not transposed and is_convolved_by_cudnn(x, weight, out, *shape):
-        return convolve_by_cudnn(x, weight, padding, stride, dilation, groups, out)
-    return out.copy_(aten.convolution(x, weight, bias, *shape))
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    if bias is None and not transposed and is_convolved_by_cudnn(x, weight, out, settings):
+        return convolve_by_cudnn(x, weight, out, settings)
+    return out.copy_(aten.convolution(x, weight, bias, *settings))

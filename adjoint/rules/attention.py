@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adjoint.open_types import OpArgument, OpKeywords
+from adjoint.open_types import OpArgument
 from adjoint.rules.registry import composition_by_name, vjp
 
 aten = torch.ops.aten
@@ -104,15 +104,13 @@ def _dense(
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
+    named: Mapping[str, OpArgument],
     shift: int = 0,
 ) -> _Cotangents:
-    """Of (batch, heads, length, width)."""
-    _refuse_dropout(dropout_p)
-    allowed = _causal(query, key, shift) if is_causal else None
-    return _pull_back(cotangent, query, key, value, bias, allowed, scale)
+    """Of (batch, heads, length, width); `named`: what the schemas of all such kernels share."""
+    _refuse_dropout(named["dropout_p"])
+    allowed = _causal(query, key, shift) if named.get("is_causal") else None
+    return _pull_back(cotangent, query, key, value, bias, allowed, named.get("scale"))
 
 
 @composition_by_name(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -125,7 +123,7 @@ def flash_for_cpu_backward(
     **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """The mask is boolean, or added to the scores."""
-    of = _dense(cotangent, query, key, value, attn_mask, **_options(named))
+    of = _dense(cotangent, query, key, value, attn_mask, named)
     return of.query, of.key, of.value
 
 
@@ -139,7 +137,7 @@ def flash_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """A causal mask is aligned to the last query and key."""
     shift = key.shape[-2] - query.shape[-2]
-    of = _dense(cotangent, query, key, value, None, **_options(named), shift=shift)
+    of = _dense(cotangent, query, key, value, None, named, shift)
     return of.query, of.key, of.value
 
 
@@ -189,7 +187,7 @@ def biased_backward(
     **named: OpArgument,
 ) -> tuple[torch.Tensor | None, ...]:
     """The bias may have a gradient, too."""
-    of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
+    of = _dense(cotangent, query, key, value, attn_bias, named)
     of_bias = _summed_to(of.bias, attn_bias) if named["grad_input_mask"][3] else None
     return of.query, of.key, of.value, of_bias
 
@@ -209,17 +207,8 @@ def cudnn_backward(
     """All sequences must have the same length."""
     if named["cum_seq_q"] is not None or named["cum_seq_k"] is not None:
         raise NotImplementedError("sequences of several lengths in one cuDNN attention call")
-    of = _dense(cotangent, query, key, value, attn_bias, **_options(named))
+    of = _dense(cotangent, query, key, value, attn_bias, named)
     return of.query, of.key, of.value
-
-
-def _options(named: Mapping[str, object]) -> OpKeywords:
-    """What the schemas of all kernels for dense batches have in common."""
-    return {
-        "dropout_p": named["dropout_p"],
-        "is_causal": named.get("is_causal", False),
-        "scale": named.get("scale"),
-    }
 
 
 @composition_by_name(aten._flash_attention_backward.default)

@@ -61,6 +61,12 @@ def affine_cotangents(
     return of_x, of_weight, of_bias
 
 
+def normalized_axes(x: Tensor, shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The last axes, which have the `shape` that is normalized, and the other axes."""
+    first = x.dim() - len(shape)
+    return list(range(first, x.dim())), list(range(first))
+
+
 @composition(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
     cotangent: Tensor,
@@ -73,8 +79,7 @@ def layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Over the last axes."""
-    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
-    rest = list(range(x.dim() - len(normalized_shape)))
+    axes, rest = normalized_axes(x, normalized_shape)
     centered = x - x.mean(axes, keepdim=True)
     deviation = _reciprocal_deviation(centered.square().mean(axes, keepdim=True), rstd)
     y = centered * deviation
@@ -93,8 +98,7 @@ def rms_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Over the last axes, without a mean."""
-    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
-    rest = list(range(x.dim() - len(normalized_shape)))
+    axes, rest = normalized_axes(x, normalized_shape)
     deviation = _reciprocal_deviation(x.square().mean(axes, keepdim=True), rstd)
     y = x * deviation
     of_x = of_weight = None

@@ -22,7 +22,7 @@ from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inpu
 from adjoint.open_types import AutogradContext, TorchValue
 from adjoint.runtime.calling import BetweenSegments
 from adjoint.runtime.cpu.reached import reached_inputs
-from adjoint.runtime.executable import Checker, Executable, Sizes
+from adjoint.runtime.executable import Checker, Executable, PlacedCotangents, Sizes
 from adjoint.torch_private.autograd import (
     CAN_CLEAR_SAVED,
     ReachedNodes,
@@ -139,20 +139,17 @@ class NodeProgram(ABC):
     def in_eager(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         wanted: tuple[int, ...],
         error: DifferentiationError,
     ) -> list[object]:
-        """The gradients by eager autograd, where `backward` failed; raises `error` if it cannot.
-
-        `cotangents`: pairs of the position of an output and its cotangent.
-        """
+        """The gradients by eager autograd, where `backward` failed; raises `error` if it cannot."""
         raise error from error.__cause__
 
     def check(  # noqa: B027 - without a checker there is nothing to do
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         wanted: tuple[int, ...],
         gradients: Sequence[object],
     ) -> None:

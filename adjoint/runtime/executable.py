@@ -12,11 +12,14 @@ from adjoint.open_types import TorchValue
 from adjoint.options import Options
 from adjoint.torch_private.symbols import Sizes
 
-__all__ = ["Checker", "Derivatives", "Executable", "Sizes"]
+__all__ = ["Checker", "Derivatives", "Executable", "PlacedCotangents", "Sizes"]
 
 # Runs a graph.  Clears the list of inputs, so that each can be freed after its last use.  If it has
 # a true attribute `forgets_histories`, inputs that require grad need not be detached.
 Executable: TypeAlias = Callable[[list[TorchValue]], Sequence[object]]
+
+# Pairs of the position of an output and its cotangent.
+PlacedCotangents: TypeAlias = Sequence[tuple[int, TorchValue]]
 
 
 class Checker(Protocol):
@@ -31,14 +34,13 @@ class Checker(Protocol):
         derivative: Derivative,
         wrt: Sequence[int],
         inputs: Sequence[object],
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         found: Sequence[object],
         eager: Callable[[], Sequence[object]],
     ) -> None:
         """Raise an error if the gradients `found` are not those that `eager` returns.
 
-        `wrt`: positions of the inputs that they are gradients of.  `cotangents`: pairs of the
-        position of an output and its cotangent.
+        `wrt`: positions of the inputs that they are gradients of.
         """
         ...
 

@@ -25,14 +25,13 @@ from adjoint.graph.derivative import Backward, Derivative
 from adjoint.graph.evaluation import evaluate
 from adjoint.graph.metadata import inputs_of
 from adjoint.graph.purity import is_impure_graph
-from adjoint.open_types import TorchValue
 from adjoint.runtime.autograd_node import (
     BackwardGraph,
     KeptInputs,
     NodeProgram,
     ReadyBackward,
 )
-from adjoint.runtime.executable import Derivatives, Executable, Sizes
+from adjoint.runtime.executable import Derivatives, Executable, PlacedCotangents, Sizes
 from adjoint.runtime.specializations import (
     MAX_SIZE_VERSIONS,
     Full,
@@ -224,14 +223,13 @@ class GradProgram(NodeProgram):
     def in_eager(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         wanted: tuple[int, ...],
         error: DifferentiationError,
     ) -> list[object]:
         """The gradients by eager autograd, which runs the graph again on the `kept` inputs.
 
         Raises `error` if they were not kept, or if another run might give other values.
-        `cotangents`: pairs of the position of an output and its cotangent.
         """
         graph_module = self.derivative.graph_module
         if kept is None or kept.have_changed or is_impure_graph(graph_module.graph):
@@ -247,7 +245,7 @@ class GradProgram(NodeProgram):
     def check(
         self,
         kept: KeptInputs | None,
-        cotangents: Sequence[tuple[int, object]],
+        cotangents: PlacedCotangents,
         wanted: tuple[int, ...],
         gradients: Sequence[object],
     ) -> None:
@@ -271,9 +269,9 @@ class GradProgram(NodeProgram):
         self,
         graph_module: fx.GraphModule,
         kept: KeptInputs,
-        cotangents: Sequence[tuple[int, TorchValue]],
+        cotangents: PlacedCotangents,
         wanted: tuple[int, ...],
-    ) -> list[TorchValue]:
+    ) -> list[object]:
         with torch.enable_grad():
             # Views, so that autograd stops here even if one input was computed from another.
             inputs = list(kept.inputs)
@@ -288,7 +286,7 @@ class GradProgram(NodeProgram):
             create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
-        gradients: list[torch.Tensor | None] = [None] * len(self.wrt)
+        gradients: list[object] = [None] * len(self.wrt)
         for place, gradient in zip(wanted, found, strict=True):
             gradients[place] = gradient
         return gradients

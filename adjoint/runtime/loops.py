@@ -7,6 +7,7 @@ that a target has to implement.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -105,9 +106,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class LoopWriter(Writer):
-    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(host, runs, checks)
-        self.constants.update(empty_strided=torch.empty_strided)
+    names: ClassVar = {"empty_strided": torch.empty_strided}
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f'empty_strided({shape}, {strides}, dtype={dtype}, device="cpu")'

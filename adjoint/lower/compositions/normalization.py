@@ -16,7 +16,7 @@ from adjoint.lower.compositions.registry import (
     require_real,
     widened,
 )
-from adjoint.rules.normalization import affine_cotangents
+from adjoint.rules.normalization import affine_cotangents, normalized_axes
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ def _layer_norm(
     require_real(x)
     require_elements(x)
     x = x.contiguous()  # As in eager, the result is contiguous.
-    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
+    axes, _ = normalized_axes(x, normalized_shape)
     y, mean, rstd = _normalized(widened(x), axes, eps)
     y = y if weight is None else y * widened(weight)
     y = y if bias is None else y + widened(bias)
@@ -61,8 +61,7 @@ def _layer_norm_backward(
     require_real(x)
     require_elements(x)
     cotangent, x = cotangent.contiguous(), x.contiguous()
-    first = x.dim() - len(normalized_shape)
-    axes, rest = list(range(first, x.dim())), list(range(first))
+    axes, rest = normalized_axes(x, normalized_shape)
     g, wide = widened(cotangent), widened(x)
     normal = (wide - mean) * rstd
     factor = None if weight is None else widened(weight)
@@ -86,7 +85,7 @@ def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     require_real(x)
-    axes = list(range(x.dim() - len(normalized_shape), x.dim()))
+    axes, _ = normalized_axes(x, normalized_shape)
     wide = widened(x)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     rstd = ((wide * wide).mean(axes, keepdim=True) + eps).rsqrt()

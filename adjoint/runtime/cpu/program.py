@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from typing_extensions import assert_never
@@ -33,7 +34,7 @@ from adjoint.runtime.cpu.memory import (
 from adjoint.runtime.cpu.products import gemm, whole_product_words
 from adjoint.runtime.cpu.tiles import row_tile_words, tile_runner
 from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, NativeBinding
-from adjoint.runtime.plans.host import Addresses, Host, NativeHost
+from adjoint.runtime.plans.host import Addresses, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
@@ -238,10 +239,7 @@ def _may_be_large(slot: Slot) -> bool:
 
 class CpuWriter(NativeWriter):
     parameters = "inputs, binding, threads"
-
-    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(host, runs, checks)
-        self.constants.update(empty_strided=empty_strided)
+    names: ClassVar = {"empty_strided": empty_strided}
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         if _may_be_large(self.plan.slots[slot]) and not self.plan.gives_back:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -21,7 +22,7 @@ from adjoint.loops.plan import (
     Plan,
     operands_of,
 )
-from adjoint.loops.runs import Run, has_new_results, why_not_captured
+from adjoint.loops.runs import has_new_results, why_not_captured
 from adjoint.loops.teams import threads_per_block
 from adjoint.open_types import TorchValue
 from adjoint.runtime.code import NativeFunction
@@ -32,7 +33,7 @@ from adjoint.runtime.gpu.cuda_graphs import CudaGraphs
 from adjoint.runtime.gpu.driver import check, launch_address, use_in_this_thread
 from adjoint.runtime.gpu.memory import NO_MEMORY, Arena, Lease, arena_of
 from adjoint.runtime.plans.binding import BINDING_FAILURES, MakeTensors, NativeBinding
-from adjoint.runtime.plans.host import Addresses, Host, NativeHost
+from adjoint.runtime.plans.host import Addresses, NativeHost
 from adjoint.runtime.plans.hostcode import Value, Word, WordAddress
 from adjoint.runtime.plans.layout import ALIGNMENT_BYTES
 from adjoint.runtime.plans.program import PlanProgram
@@ -198,12 +199,13 @@ class GpuBinding(NativeBinding):
             self.set_memory(lease.memory)
 
 
+def _failed(code: int) -> None:
+    check(code, "launch a kernel")
+
+
 class GpuWriter(NativeWriter):
     parameters = "inputs, binding, stream, new"
-
-    def __init__(self, host: Host, runs: Sequence[Run], checks: bool = False) -> None:
-        super().__init__(host, runs, checks)
-        self.constants.update(failed=_failed)
+    names: ClassVar = {"failed": _failed}
 
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
         return f"new({slot}, {shape}, {strides}, {dtype})"
@@ -215,10 +217,6 @@ class GpuWriter(NativeWriter):
         self.line(f"code = {call}stream)")
         self.line("if code:")
         self.line("    failed(code)")
-
-
-def _failed(code: int) -> None:
-    check(code, "launch a kernel")
 
 
 # The function that launches kernels in order.

@@ -4,7 +4,8 @@ memory for temporaries; the other runs kernels, and library calls between them."
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -93,6 +94,8 @@ class Writer(ABC):
     """
 
     parameters = "inputs, binding"
+    names: ClassVar[Mapping[str, object]] = {}
+    """What the functions of a target refer to, besides what those of all targets do."""
 
     @abstractmethod
     def new(self, slot: int, shape: str, strides: str, dtype: str) -> str:
@@ -115,6 +118,7 @@ class Writer(ABC):
             "checked_call": checked_call,
             "as_strided": torch.as_strided,
             "InOwnMemory": InOwnMemory,
+            **self.names,
         }
         self.fixed = {slot.number for slot in plan.slots if slot.kind is SlotKind.TEMPORARY}
         self.overwrites = any(
