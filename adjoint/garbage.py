@@ -12,8 +12,9 @@ import gc
 import threading
 from collections.abc import Iterator
 
-# A full collection comes after about so many new objects, which 20 seconds of compiling make.
-_MOST_NEW_OBJECTS = 500_000
+# While threads compile, a full collection comes after this many new objects: about 20 seconds of
+# compiling.
+_MAX_NEW_OBJECTS = 500_000
 
 _LOCK = threading.Lock()
 # How many compilations are going on, in all threads, and the threshold before the first of them.
@@ -22,7 +23,7 @@ _GOING_ON: list[int] = []
 
 @contextlib.contextmanager
 def full_collections_wait() -> Iterator[None]:
-    """Young objects are collected meanwhile as ever, old ones afterwards."""
+    """Meanwhile young objects are collected as always; old ones are collected afterwards."""
     with _LOCK:
         young, middle, full = gc.get_threshold()
         _GOING_ON.append(full)
@@ -40,5 +41,6 @@ def full_collections_wait() -> Iterator[None]:
 
 
 def _rare(young: int, middle: int) -> int:
-    """The threshold of full collections meanwhile: how many of the middle generation come first."""
-    return _MOST_NEW_OBJECTS // max(1, young * middle)
+    """The threshold of full collections meanwhile: the number of collections of the middle
+    generation that come first."""
+    return _MAX_NEW_OBJECTS // max(1, young * middle)

@@ -1,8 +1,8 @@
 """What torch leaves open: values to which its interfaces give the type `Any`, or none.
 
 Each has its name here, once, so that `Any` is written nowhere else above `torch_private/`
-(`tests/test_tidy.py`).  Where a module knows more than torch says, it names the type it knows.
-Last come two other libraries that leave values open.
+(`tests/test_tidy.py`).  Where a module knows more than torch says, it names the type it knows.  The
+last two names are for values that other libraries leave open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Macros of the C family that stand where the grammar has no word, such as export marks.
+"""Macros of the C family at places where the grammar allows no name, such as export marks.
 
 `class API Name {` and `API int f();` are C++ only after preprocessing, and a parser takes them for
-something else.  Words in capitals that stand in front of a declaration are blanked, one space for
-each byte, so that every position stays what it is.
+something else.  Words in capitals in front of a declaration are replaced by as many spaces, so that
+no position changes.
 """
 
 from __future__ import annotations

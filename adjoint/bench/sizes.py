@@ -36,8 +36,8 @@ WARM_UP_SETS = 6
 WARM_UP_STEPS = 6
 
 # Sizes are drawn from the largest tenth of all sizes up to the largest one. If these are fewer
-# than LEAST_SIZES, they are drawn from that many, but never from below half of the largest.
-LEAST_SIZES = 40
+# than MIN_SIZES, they are drawn from that many, but never from below half of the largest.
+MIN_SIZES = 40
 # The largest size of every workload is at least twice this, so there are that many distinct ones.
 MAX_SETS = 32
 MAX_REPS = MAX_SETS - WARM_UP_SETS
@@ -145,7 +145,7 @@ def size_sets(largest: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 
 def _smaller(size: int) -> range:
-    return range(min(size - size // 10, max(size // 2, size - LEAST_SIZES)), size)
+    return range(min(size - size // 10, max(size // 2, size - MIN_SIZES)), size)
 
 
 class Compilations:

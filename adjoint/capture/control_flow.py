@@ -32,7 +32,7 @@ def call(
     args: tuple[object, ...],
     kwargs: OpKeywords,
 ) -> object:
-    """Capture a call of `op`: as a node with bodies, or as what its dense kernel runs."""
+    """Capture a call of `op`: as a node with bodies, or as the ops that its dense kernel runs."""
     handler = HANDLERS.get(op.name())
     if handler is not None:
         return handler(tracer, *args, **kwargs)

@@ -250,8 +250,8 @@ class Recipes:
         return steps
 
     def _steps_by_strides(self, chain: Sequence[Alias]) -> list[Step]:
-        """The steps as sizes, strides and offsets: for where the last of `chain` has changed its
-        shape.
+        """The steps as sizes, strides and offsets, needed if the last of `chain` has another shape
+        now.
         """
         first, root = chain[0], chain[-1]
         assert first.tensor is not None

@@ -1,7 +1,8 @@
 """Which op, pass or kernel makes a graph's result wrong.
 
-A graph means what the interpreter computes.  Its native program is compiled again with more and
-more of its nodes as library calls, until the node is found with which it becomes wrong.
+The interpreter defines the right result.  A bisection compiles the graph with fewer and fewer of
+its nodes in kernels, the others as library calls, and finds the node with which the result becomes
+wrong.
 """
 
 from __future__ import annotations

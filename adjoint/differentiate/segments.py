@@ -2,10 +2,10 @@
 
 In eager torch each result is a node of autograd's own graph, so that one can be differentiated with
 respect to another, has hooks, and may retain its gradient.  A graph whose results are computed from
-one another is therefore cut for differentiation: where a result is used further on, the cut graph
-has an input in its place, and so it has for every other value that crosses from one *segment* into
-a later one.  Each segment is differentiated with respect to the inputs and to what it takes from
-earlier segments.  What runs is still the graph in one piece.
+one another is therefore cut for differentiation: every value that crosses from one *segment* into a
+later one, such as a result that is used further on, is an input of the later segment.  Each segment
+is differentiated with respect to the inputs and to what it takes from earlier segments.  What runs
+is still the graph in one piece.
 """
 
 from __future__ import annotations

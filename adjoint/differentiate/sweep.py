@@ -71,7 +71,7 @@ def differentiate(graph_module: fx.GraphModule, of: Sequence[int], wrt: Sequence
     """The joint graph: inputs and tangents of the outputs `of` to outputs and gradients of `wrt`.
 
     `of` and `wrt` are positions among the graph's outputs and inputs.  A gradient that is zero for
-    whatever tangents is the constant None.
+    all tangents is the constant None.
     """
     sweep = Sweep(graph_module, of, wrt)
     with isolated(), assuming(graph_module):
@@ -94,8 +94,8 @@ def differentiate_where_possible(
 ) -> Joint:
     """The joint graph for those of the outputs `of` that have a derivative.
 
-    For the others there is an error when a cotangent arrives, as there is in eager torch.
-    `some`: it is an error at once if none has one.
+    A cotangent of any other output is an error when it arrives, as in eager.  `some`: raise at once
+    if no output has a derivative.
     """
     try:
         return differentiate(graph_module, of, wrt)
@@ -179,9 +179,10 @@ class Sweep:
         self.cotangents.add(node, value)
 
     def _like_cotangent(self, value: torch.Tensor) -> torch.Tensor:
-        """A fake tensor as a cotangent of `value` is: without the gaps that a part of a tensor has.
+        """A fake tensor with the layout of a cotangent of `value`: dense, also if `value` has gaps.
 
-        A program copies what has other strides than it expects, and the copy would have the gaps.
+        A program copies an input whose strides it does not expect, and the copy would have the
+        gaps.
         """
         numbers = [*value.shape, *value.stride()] if value.layout is torch.strided else []
         # Symbols first: to compare one that depends on data with 0 is an error.

@@ -153,7 +153,8 @@ class Body(Arithmetic):
         return self.line(f"getelementptr {REGISTERS[dtype]}, ptr %var.{name}, i64 {index}")
 
     def elements(self, per: tuple[tuple[str, int], ...]) -> int:
-        """How many elements an accumulator has that has one for each iteration of some loops."""
+        """The number of elements of an accumulator that has one for each iteration of some
+        loops."""
         return math.prod(trips for _, trips in per)
 
     def iteration_number(self, per: tuple[tuple[str, int], ...]) -> str:
@@ -282,7 +283,7 @@ class Body(Arithmetic):
         self.lines.append(f"  store {kind} {value}, ptr {address}, align {SIZES[kind]}")
 
     def from_memory(self, raw: str, dtype: torch.dtype) -> str:
-        """An element's representation in memory, as the one that is computed with."""
+        """Convert an element from its representation in memory to the one that is computed with."""
         if dtype == torch.bool:
             return self.line(f"icmp ne i8 {raw}, 0")
         if dtype == torch.bfloat16:

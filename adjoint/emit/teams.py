@@ -54,7 +54,7 @@ from adjoint.loops.teams import WARP, max_unrolled_copies, threads_per_block, tr
 from adjoint.target import Target
 
 # Conditions that one unrolled loop is unswitched on: each doubles its code.
-MAX_UNSWITCHED = 4
+MAX_UNSWITCHED_CONDITIONS = 4
 
 _FAIL = """\
   call void @__assertfail(ptr addrspacecast (ptr addrspace(1) @said.wrong to ptr),
@@ -225,7 +225,8 @@ class TeamBody(LaneBody):
             super().loop_over(loop, first, stop, self.team)
 
     def elements(self, per: tuple[tuple[str, int], ...]) -> int:
-        """A thread has elements for its own iterations of the first loop, which is divided."""
+        """A thread has elements only for its own iterations of the first loop, which the team
+        divides."""
         if self.is_divided:
             (counter, count), *rest = per
             per = ((counter, trips_per_thread(count, self.team)), *rest)
@@ -264,7 +265,7 @@ class TeamBody(LaneBody):
 
     def unroll(self, loop: Loop, trips: int) -> None:
         """All iterations; a condition that they share is branched on first."""
-        may_branch = len(self.settled) < MAX_UNSWITCHED
+        may_branch = len(self.settled) < MAX_UNSWITCHED_CONDITIONS
         guard = uniform_guard(loop, self.settled) if may_branch else None
         if guard is None or not self.is_known(guard[1]):
             outer, self.unrolled = self.unrolled, loop

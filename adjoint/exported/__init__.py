@@ -7,8 +7,8 @@ machine, or a call, is a `LoadError` with the reason.  A call is checked before 
 
 The autograd node is that of compiled graphs (`runtime/autograd_node.py`); `ExportedNode` answers
 its questions from the file.  There are derivatives for groups of results (each alone, parameters
-together, all) and of saved values, with respect to all inputs.  Those of the results that have
-cotangents run, and their gradients are added; gradients that nothing needs are dropped.
-Results of the last order that was exported have an autograd node that raises an error when it is
-differentiated.
+together, all) and of saved values, with respect to all inputs.  A backward pass runs the
+derivatives of the results that have cotangents and adds their gradients; gradients that nothing
+needs are dropped.  Results of the last order that was exported have an autograd node that raises an
+error when it is differentiated.
 """

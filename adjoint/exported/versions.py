@@ -1,4 +1,4 @@
-"""One version of an exported program: the one for sizes that its conditions hold for."""
+"""One version of an exported program, for all sizes that satisfy its conditions."""
 
 from __future__ import annotations
 

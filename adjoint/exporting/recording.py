@@ -1,8 +1,8 @@
 """How an exported program is called and what it assumes, as records: one for each kind of sizes.
 
-The program is captured for the sizes of the example.  Where it, or a derivative of it, took a
-branch on a size that is to vary, the bounds of the size, 1 and 0 are tried as well: for those that
-take another branch it is captured again.
+The program is captured for the sizes of the example.  If it, or a derivative of it, branches on a
+size that is to vary, the bounds of that size, 0 and 1 are tried as well, and the program is
+captured again for each of them that takes another branch.
 """
 
 from __future__ import annotations

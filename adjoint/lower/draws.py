@@ -59,7 +59,7 @@ def draw_in_kernels(graph_module: fx.GraphModule, device: torch.device) -> fx.Gr
     def program_of(node: fx.Node) -> Composition | None:
         if not _is_draw(node, device):
             return None
-        # Of several results what was drawn is the last.
+        # Of several results, the last has the random numbers.
         numbers = Numbers(value_of(seeds), streams, _tensors(node)[-1])
         return functools.partial(DRAWS[node.target], numbers)
 

@@ -147,7 +147,8 @@ class _Grid(Checked, Builder):
         return bool(self.summed) and self.is_total(self.summed[0])
 
     def _kept_rows(self) -> dict[fx.Node, Scratch]:
-        """None: a row is in registers or in the cache, and later phases recompute."""
+        """No row is kept: it is in registers or in the cache, and later phases recompute its
+        values."""
         return {}
 
     def _team(self) -> int:

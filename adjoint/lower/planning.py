@@ -114,13 +114,13 @@ def _shows_all(view: fx.Node, base: fx.Node, slot: Slot) -> bool:
         return False
     if not all(same_number(a, b) or is_one(size) for size, a, b in strides):
         return False
-    # Part of it, expanded, may have as many elements.
+    # An expanded part of the result may have as many elements as the whole.
     counts = [product(shape_of(each)) for each in (view, base)]
     return same_number(*counts) and same_number(_span(view), _span(base))
 
 
 def _span(node: fx.Node) -> Size:
-    """From the first to the last element in memory, both included, of what is not empty."""
+    """The elements of memory from the first to the last that a tensor has; it must not be empty."""
     axes = zip(shape_of(node), sizes(tensor_of(node).stride()), strict=True)
     return simplified(sum(((size - 1) * stride for size, stride in axes), 1))
 

@@ -162,7 +162,8 @@ def _grow(
 
 
 def _run_of(unit: Unit) -> tuple[int, int] | None:
-    """The run that a unit belongs to: what a group takes over from another run comes first."""
+    """The checkpoint run of a unit: of a group, that of its last member, because members that it
+    takes     over from another run come first."""
     return run_of(next(reversed(unit.members)) if isinstance(unit, Group) else unit)
 
 

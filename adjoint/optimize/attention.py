@@ -2,22 +2,22 @@
 
     softmax(q k^T * scale + mask) v  =  scaled_dot_product_attention(q, k, v, mask, scale)
 
-However it is written: products by `matmul`, `einsum` or `bmm` over merged heads; the scale a factor
-or a divisor, a number or a tensor, before or after the product and the mask; a mask that is added,
-or that fills with -inf or with the lowest number; one head of keys for several of queries; casts
-around the softmax, as autocast makes them; and all of it transposed, as where channels come before
-positions.  What all have in common is two products with a softmax between them, over an axis that
-both products have, and between these only reshapes that keep the order of elements, copies, casts
-and what `optimize/scores.py` knows.
+Many spellings are recognized: products by `matmul`, `einsum` or `bmm` over merged heads; a scale
+that is a factor or a divisor, a number or a tensor, before or after the product and the mask; a
+mask that is added, or that fills with -inf or with the lowest number; one head of keys for several
+heads of queries; casts around the softmax, as autocast makes them; and the transpose of all this,
+as where channels come before positions.  All of them have two products with a softmax between them,
+over an axis of both products.  Between the three are only reshapes that keep the order of elements,
+copies, casts and what `optimize/scores.py` recognizes.
 
 It runs before differentiation, so the fused backward is used, and at higher orders the composition
 of `rules/attention.py`.
 
 * Weights that something else reads, such as a dropout or the caller, are left alone.
 * A mask with a gradient is left alone: the fused kernels have none for it.
-* Where a mask leaves nothing of a row, the fused kernels return zeros.  Eager returns NaN, or the
-  mean of the values if the mask fills with a finite number, and so do we: gradients included, which
-  do not reach the scores where a mask fills them.
+* In a fully masked row the fused kernels return zeros, and eager returns NaN or, if the mask fills
+  with a finite number, the mean of the values.  What replaces the attention returns what eager
+  does.  Its gradients are eager's, too: none reaches a score that a mask fills.
 * A finite number that a mask fills with must be so low that its weights are zero: -1e9 or less.
 """
 

@@ -2,9 +2,9 @@
 
     convolution(x, w, bias)  =  convolution(x, w) + bias
 
-The library adds the bias in a pass of its own over the result, and sums the gradient of the bias
-in another. Outside of the convolution both fuse with the operators around them. Rounding is as in
-the library: the result of the convolution is rounded before the bias is added.
+The library adds the bias in a separate kernel, and sums the gradient of the bias in another.
+Outside of the convolution both fuse with the operators around them. Rounding is as in the library:
+the result of the convolution is rounded before the bias is added.
 """
 
 from __future__ import annotations

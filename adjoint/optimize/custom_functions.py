@@ -3,8 +3,8 @@
     apply_function(forward, ...)[i] = forward(...)[i]
     with_backward(..., results, ...)[i] = results[i]
 
-Their backward halves matter to the graph that is differentiated, which is another.  A call would
-run op by op, and end the kernels and the CUDA graph around it.
+Their backward halves belong to the graph that is differentiated, which is another one.  A call
+would run op by op, and end the kernels and the CUDA graph around it.
 """
 
 from __future__ import annotations

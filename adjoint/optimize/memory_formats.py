@@ -6,8 +6,8 @@ Tensor cores convolve half-precision images whose channels are adjacent in memor
 format, the library converts the operands and the result of each convolution and of each derivative
 of one. This pass converts the images of the first convolution of a network. What is computed from
 its result keeps the format, up to values whose strides matter: a view that the format does not
-allow, a result of the program, a draw of random numbers. There a copy restores the strides of
-before.
+allow, a result of the program, a draw of random numbers. There a copy restores the original
+strides.
 """
 
 from __future__ import annotations

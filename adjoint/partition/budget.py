@@ -54,7 +54,7 @@ PRODUCTS_PER_PART = 4
 MAX_PARTS = 64
 
 # Choices between marking no part and marking all of them.
-STEPS = 8
+MARKING_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def choices(joint: Joint) -> list[Choice]:
     """Choices from one that marks nothing to one that recomputes nearly everything."""
     products = sum(map(_is_product, Split(joint).forward_nodes))
     parts = max(2, min(products // PRODUCTS_PER_PART, MAX_PARTS))
-    counts = sorted({math.ceil(parts * step / STEPS) for step in range(1, STEPS + 1)})
+    steps = range(1, MARKING_STEPS + 1)
+    counts = sorted({math.ceil(parts * step / MARKING_STEPS) for step in steps})
     found = [Choice(parts)]
     found += [Choice(parts, count) for count in counts]
     found += [Choice(parts, parts, count) for count in counts]

@@ -79,7 +79,7 @@ def _count(x: torch.Tensor, axes: Sequence[int]) -> int:
 
 
 class _Options(TypedDict, total=False):
-    """What variances and deviations are given by name."""
+    """The keyword arguments of variances and deviations."""
 
     correction: float | None
     keepdim: bool

@@ -29,7 +29,7 @@ again.
     - in each              inputs that require grad          MAX_INPUT_SETS         evicts
     GradProgram            outputs that have cotangents      MAX_PATTERNS or all    evicts
     - in each              assumptions about sizes           MAX_SIZE_VERSIONS      an error
-    - in each              gradients that are needed         MAX_NEEDED             all gradients
+    - in each              gradients that are needed         MAX_NEEDED_SETS        all gradients
     SizedPrograms          assumptions about sizes           MAX_SIZE_VERSIONS      op by op *
     transforms/table.py    what a function means             MAX_MEANINGS           evicts
     - in each              kind of arguments                 MAX_ARGUMENT_KINDS     evicts

@@ -1,8 +1,8 @@
 """The autograd node of a graph.
 
 A graph with a derivative runs as one `autograd.Function` whose outputs include the saved values.
-What its backward runs - a graph that is compiled now, or one that was exported - is a question to
-its `NodeProgram`.
+Its `NodeProgram` says what the backward runs: a graph that is compiled on demand, or one that was
+exported.
 """
 
 from __future__ import annotations

@@ -319,9 +319,9 @@ class DifferentiableGraph:
     def _leave_to_eager(self, error: DifferentiationError) -> None:
         """Let eager autograd differentiate the graph, or raise `error` if that is not allowed.
 
-        It is allowed if the user asked for it, if the derivative depends on data or on an op for
-        which none is registered, and if the user's own derivative raised: eager then raises at the
-        same place as without adjoint.
+        It is allowed if the user asked for it, or if the derivative depends on data or on an op for
+        which none is registered.  It is also allowed if the user's own derivative raised: eager
+        then raises at the same place as without adjoint.
         """
         falls_back = self.compiler.options.unsupported == "eager"
         cause = error.__cause__

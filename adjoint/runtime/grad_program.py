@@ -48,7 +48,7 @@ from adjoint.torch_private.dynamo import compiling
 MAX_PATTERNS = 64
 
 # Sets of needed gradients that have a backward graph of their own; others take all gradients.
-MAX_NEEDED = 8
+MAX_NEEDED_SETS = 8
 
 # Backward passes that are remembered: a step with second derivatives has two kinds, and sizes vary.
 MAX_RECENT = 4
@@ -190,7 +190,7 @@ class GradProgram(NodeProgram):
             # The first backward graph assumes other sizes.
             derivative = replace(derivative, graph_module=graph_module, first=None)
         made = self.compiler.backward(derivative, of, self.wrt)
-        return _Version(self._ready(made), Specializations(MAX_NEEDED, evicts=False))
+        return _Version(self._ready(made), Specializations(MAX_NEEDED_SETS, evicts=False))
 
     def _narrowed(self, version: _Version, wanted: tuple[int, ...]) -> _Ready:
         if len(wanted) == len(self.wrt):

@@ -1,4 +1,5 @@
-"""What Dynamo does to frames and raises, said without importing Dynamo, which takes seconds."""
+"""Frames that Dynamo leaves alone, and its errors, without importing Dynamo, which takes
+seconds."""
 
 from __future__ import annotations
 

@@ -212,8 +212,8 @@ def _window_replaced(
     return copy
 
 
-# Ops whose arguments say places in memory, by what they mean.  In a graph these places count from
-# the first element of a contiguous value.
+# Ops whose arguments are positions in memory, and functions that compute what they mean.  In a
+# graph, positions count from the first element of a contiguous value.
 MEMORY_OPS: dict[object, Callable[..., torch.Tensor]] = {
     aten.as_strided_copy.default: _window_copy,
     aten.as_strided_scatter.default: _window_replaced,
@@ -221,7 +221,7 @@ MEMORY_OPS: dict[object, Callable[..., torch.Tensor]] = {
 
 
 def reads_memory_around(x: torch.Tensor, *args: object, **kwargs: object) -> bool:
-    """Whether places in the memory of `x` are not those of a contiguous value."""
+    """Whether positions in the memory of `x` differ from those of a contiguous value."""
     offset = x.storage_offset()
     return not (isinstance(offset, int) and offset == 0 and x.is_contiguous())
 

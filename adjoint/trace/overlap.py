@@ -1,9 +1,9 @@
 """Writes that are undefined because tensors overlap: internally, or partially with one another.
 
 Eager refuses the writes that it recognizes as such.  Fake tensors have no memory, so torch's own
-check does not see them; it is repeated here.  Eager runs others, element by element.  Where each
-element is read before it is written, that means the same as a pure op, as in `x[:, :-1] = x[:, 1:]`
-for columns of a matrix; where elements are written first, the call is refused.
+check does not see them; it is repeated here.  Eager runs the other writes element by element.  If
+each element is read before it is written, as in `x[:, :-1] = x[:, 1:]` for columns of a matrix, the
+write means the same as a pure op; otherwise the call is refused.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_gradients_are_eagers(take: Take) -> None:
 
 
 def test_many_choices_are_not_compiled_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grad_program, "MAX_NEEDED", 1)
+    monkeypatch.setattr(grad_program, "MAX_NEEDED_SETS", 1)
     inputs = arguments()
     compiled = bridged(layers, *inputs)
     for x in inputs:

@@ -1,9 +1,10 @@
 """Functions that branch on the size of their arguments, of numbers and of vectors of numbers.
 
-Most arguments of `sin` and `cos` are small, and so are most quotients of remainders: the result is
-then several times cheaper.  A branch inside a loop would keep LLVM from vectorizing it, so the loop
-calls a function.  The call names, as LLVM's vector function ABI has it, the form that takes as many
-numbers as a register holds: it branches once, on whether all of them are small.
+Most arguments of `sin` and `cos` are small, and so are the quotients of most remainders.  For these
+the function is several times faster.  A branch inside a loop would keep LLVM from vectorizing it,
+so the loop calls a function.  The call declares a vector variant of the function, in LLVM's vector
+function ABI, which takes a register of arguments and branches once: on whether all of them are
+small.
 """
 
 from __future__ import annotations

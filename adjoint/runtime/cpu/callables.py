@@ -146,8 +146,8 @@ fail:
 # alignment of its memory less one, the number of its axes, and its strides.
 MISFITS = "adjoint.misfits"
 
-# Of more tensors, all are reported if there is a misfit among them.
-MAX_REPORTED = 62
+# The result has a bit for each of so many tensors: of more, all are reported if one is a misfit.
+MAX_REPORTED_TENSORS = 62
 
 MISFITS_TEXT = f"""\
 declare ptr @PyLong_AsVoidPtr(ptr)
@@ -223,7 +223,7 @@ take:
   %object = load ptr, ptr %from
   %fits = call i1 @adjoint.fits(ptr %object, ptr %known, ptr %expected)
   %bit = shl i64 1, %i
-  %is.counted = icmp slt i64 %i, {MAX_REPORTED}
+  %is.counted = icmp slt i64 %i, {MAX_REPORTED_TENSORS}
   %reported = select i1 %is.counted, i64 %bit, i64 -1
   %misfit = select i1 %fits, i64 0, i64 %reported
   %misfits.next = or i64 %misfits, %misfit

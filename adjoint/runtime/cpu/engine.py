@@ -107,7 +107,7 @@ def pass_builder(target: llvm.TargetMachine, vectorize_loops: bool) -> llvm.Pass
 def pass_manager(
     builder: llvm.PassBuilder, is_tuned: bool = True
 ) -> Iterator[llvm.ModulePassManager]:
-    """The builder's passes, or the fewest that are worth it; freed at the end."""
+    """The builder's passes, or the few that make variables registers; freed at the end."""
     if is_tuned:
         passes = builder.getModulePassManager()
     else:
@@ -203,8 +203,7 @@ def _loaded(image: bytes, names: Sequence[str], facts: Facts | None) -> list[Nat
 def load_resident(text: str, name: str) -> int:
     """The address of the function `name` of `text`, loaded for as long as the process runs.
 
-    They are glue between kernels, whose own time does not matter: they are compiled fast, and not
-    well.
+    Glue between kernels takes little time itself, so it is compiled fast and hardly optimized.
     """
     (function,) = load(text, [name], is_tuned=False)
     _RESIDENT.append(function)

@@ -120,7 +120,7 @@ def is_static_result(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """From the first to the last element."""
+    """The bytes from the first element to the last, both included."""
     return span_of(tensor.shape, tensor.stride()) * tensor.element_size()
 
 

@@ -62,9 +62,9 @@ MAX_UNUSED_CAPTURES = 8
 # Consecutive calls without a matching graph, after which the program gives up.
 MAX_CONSECUTIVE_MISSES = 64
 
-# Calls with inputs that have come before, but large results at other addresses, after which large
-# results lie in memory of the graph.  Not counted if a call was captured since the last one: that
-# takes memory, so that the allocator returns other addresses once.
+# After this many calls with repeated inputs, but large results at other addresses, large results
+# lie in memory of the graph.  A call right after a capture does not count: the capture takes
+# memory, so the allocator returns other addresses once.
 MISSES_BEFORE_HOLDING = 3
 
 # The part of the device's memory that graphs may hold for results.
@@ -73,8 +73,8 @@ MAX_HELD_FRACTION = 1 / 32
 # The most bytes of inputs that are copied if results lie in memory of the graph.
 MAX_COPIED_BYTES = 1 << 26
 
-# The part of a call's inputs, by bytes, that may change from step to step; where more does, it is
-# another call, such as that of another layer.
+# The part of a call's inputs, by bytes, that may change from step to step.  If more changes, it
+# counts as another call, such as that of another layer.
 MAX_CHANGING_FRACTION = 1 / 4
 
 # Kinds and keys of calls that are remembered.
@@ -318,7 +318,8 @@ class CudaGraphs:
             if not held:
                 self._captured.append(self._captured.pop(n))
                 return captured
-            # From the next replay on: those referenced now are in memory of the graph.
+            # Copied from the next replay on: the results that are referenced now lie in memory of
+            # the graph.
             if len(held) <= MAX_COPIED_RESULTS:
                 self._copied_results.update(held)
         return None
@@ -344,7 +345,7 @@ class CudaGraphs:
             and self._has_moved_results(key, self._tensors_of(inputs))
         ):
             self._moved += 1
-            # There may be two that alternate for each key.
+            # Two CUDA graphs may alternate for each key.
             count = MAX_GRAPHS_PER_KEY * layout.count_bytes
             if self._moved == MISSES_BEFORE_HOLDING and self._may_hold(count):
                 self._holds_results = True

@@ -61,7 +61,7 @@ class Host(ABC):
         return self.code.size(size)
 
     def bytes_of(self, slot: Slot) -> Value:
-        """From the first element of a slot to its last, both included."""
+        """The bytes from the first element of a slot to its last, both included."""
         assert slot.dtype is not None
         count, nonempty = self.code.constant(1), self.code.constant(1)
         for size, stride in zip(self.shapes[slot.number], self.strides[slot.number], strict=True):

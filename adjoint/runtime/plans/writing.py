@@ -225,7 +225,7 @@ class Writer(ABC):
         return full
 
     def fit_inputs(self, slots: Sequence[int]) -> None:
-        """Write that inputs which kernels cannot read as they are become copies."""
+        """Write code that copies the inputs that kernels cannot read as they are."""
         for slot in slots:
             self.fitted(slot)
 

@@ -9,7 +9,7 @@ import torch
 
 from adjoint.runtime.cpu import callables
 from adjoint.runtime.cpu.callables import (
-    MAX_REPORTED,
+    MAX_REPORTED_TENSORS,
     kernel_runner,
     misfit_finder,
     runner,
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_as_it_is() -> None:
 
 
 def test_of_many_tensors_all_are_reported() -> None:
-    count = MAX_REPORTED + 4
+    count = MAX_REPORTED_TENSORS + 4
     good = [torch.zeros(3)] * count
     assert misfits([(1, (1,))] * count, *good) == 0
     assert misfits([(1, (1,))] * count, *good[1:], torch.zeros(6)[::2]) == -1
