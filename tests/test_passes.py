@@ -28,6 +28,9 @@ def test_a_pass_comes_where_it_asks_to() -> None:
     # After the last run of the pass that it names.
     assert names(made) == ["one", "two", "one", "between", "last"]
     assert names(extended((ONE,), "post", [elsewhere])) == ["one", "elsewhere"]
+    # At `primal`, before all passes of ours.
+    early = [Pass(name, same, "primal") for name in ("first", "second")]
+    assert names(extended((ONE, TWO), "primal", early)) == ["first", "second", "one", "two"]
 
 
 def test_what_cannot_be_is_refused() -> None:

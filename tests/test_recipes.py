@@ -48,10 +48,13 @@ FOLLOWED_BY = {
         "tests/test_recipes.py::test_a_pass",
         "tests/test_compiler.py::test_a_pass_that_breaks_the_graph_is_named",
         "tests/test_pipeline.py::test_passes_have_names_in_kebab_case",
+        "tests/test_pipeline.py::test_every_pass_of_every_target_can_be_skipped_by_its_name",
+        "tests/optimize/test_random_rewrites.py::test_random_joint_graphs",
     ],
     "An op that is pointwise": [
         "tests/test_recipes.py::test_a_pointwise_op",
         "tests/rules/test_pointwise.py::test_each_row_of_the_tables_is_sampled",
+        "tests/emit/math/test_library.py::test_every_math_function_of_kernels_has_a_definition",
     ],
     "Any other op": [
         "tests/test_recipes.py::test_an_op_by_a_definition",

@@ -219,8 +219,12 @@ def check_program(program: Sequence[Any], seed: int) -> None:
     expected = results(joint, inputs)
     tolerance = 1e-5 if any(name in ROUNDED for name, *_ in program) else 1e-9
     for each in PASSES:
-        made = each(copied(joint))
+        given = copied(joint)
+        before = str(given.graph)
+        made = each(given)
         verify(made)
+        if each in POST:
+            assert str(given.graph) == before, f"{each.name} changes a graph that is used again"
         agree(expected, results(made, inputs), each.name, tolerance)
         if each.rules:
             assert len(made.graph.nodes) <= len(joint.graph.nodes) + more_nodes(each, made)

@@ -4,6 +4,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from adjoint.emit.math import FUNCTIONS, definitions, symbol
+from adjoint.loops.operators import MATH, OPERATORS
 from adjoint.runtime.cpu import machines
 from tests.emit.math.compiled import compiled, loop_text
 
@@ -16,6 +17,10 @@ def test_each_function_once_in_a_stable_order() -> None:
     assert text == definitions([("exp", "f32"), ("log", "f64")])
     assert text.count("define ") == 2
     assert symbol("exp", "f32") == "adjoint.exp.f32"
+
+
+def test_every_math_function_of_kernels_has_a_definition() -> None:
+    assert {name: OPERATORS[name].arity for name in MATH}.items() <= FUNCTIONS.items()
 
 
 def test_an_unknown_function_is_refused() -> None:
