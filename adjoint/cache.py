@@ -347,7 +347,7 @@ def is_cacheable(target: Target) -> bool:
 
 
 def _written(ground: Ground, made: CompiledProgram) -> bytes | None:
-    """The payload of a program, or of there being none; None: it has no text."""
+    """The payload of a program, or of a graph that runs op by op; None: the program has no text."""
     plan, kernels = made.plan, made.kernels
     if plan is None or kernels is None:
         return json.dumps({"plan": None, "code": []}).encode()

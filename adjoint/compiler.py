@@ -339,10 +339,10 @@ class Compiler(StageRunner):
         overwrites: bool = False,
         needs_kernels: bool = True,
     ) -> Plan | None:
-        """The plan of a graph on a target; None if it has no kernels, unless it needs none.
+        """The plan of a graph on a target; None if the graph should run op by op.
 
         `called`: names of nodes that have to be library calls.  `overwrites`: new values of inputs
-        may be stored in the inputs.
+        may be stored in the inputs.  `needs_kernels`: a plan of library calls alone is no use.
         """
         if not target.has_kernels:
             return None

@@ -79,7 +79,7 @@ class _Found:
     symbols: list[Symbol] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
     uses: list[tuple[Use, str]] = field(default_factory=list)
-    """Each with the name that has to be defined or imported here for it to be one."""
+    """Each with a name: it is a use only if this file defines or imports that name."""
     messages: list[Message] = field(default_factory=list)
     functions: list[tuple[int, _Scope]] = field(default_factory=list)
     """Index of a function's symbol, and the scope that knows how deep its blocks nest."""

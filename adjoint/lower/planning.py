@@ -202,10 +202,11 @@ class _Planning(Schedule):
         return users
 
     def _views_to_make(self) -> list[fx.Node]:
-        """The returned nodes, without views of results that can be allocated as the view itself.
+        """The returned nodes, except for views that the tensor of their result is allocated as.
 
-        Kernels know addresses and their own strides alone, so that the tensor of a result may have
-        the shape and strides of its only view.
+        A result of which the caller gets one view alone is allocated with the shape and strides of
+        that view.  Kernels may write to it, because they take addresses and have strides of their
+        own.
         """
         called = [step for step in self.steps if isinstance(step, LibraryCall)]
         leaves = [leaf for call in called for leaf in trees.leaves((call.args, call.kwargs))]

@@ -177,7 +177,7 @@ class _Engine:
         )
 
     def _near(self, changed: Sequence[fx.Node]) -> Iterator[fx.Node]:
-        """What a pattern that contains one of `changed` may end in."""
+        """The nodes at which a match that contains one of `changed` may end."""
         seen = set(changed)
         near = list(changed)
         for _ in range(self.reach):

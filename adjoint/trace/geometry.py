@@ -363,20 +363,23 @@ def covers(one: torch.Tensor, other: torch.Tensor) -> bool:
     (start, stop), (begin, end) = range_of(one), range_of(other)
     if begin < start or end > stop:
         return False
-    shown = np.zeros(stop - start, dtype=np.bool_)
-    place_in(shown, one, start)[...] = True
-    return bool(place_in(shown, other, start).all())
+    return bool(shown_by(one, other).all())
 
 
-def place_in(
-    memory: npt.NDArray[np.generic], tensor: torch.Tensor, first: int | torch.SymInt
-) -> npt.NDArray[np.generic]:
-    """A view of `memory`, an array with an entry for each byte from `first` on, as `tensor` shows
-    it."""
-    size = tensor.dtype.itemsize
-    start = tensor.storage_offset() * size - first
-    steps = (*(step * size for step in tensor.stride()), 1)
-    return np.lib.stride_tricks.as_strided(memory[start:], (*tensor.shape, size), steps)
+def shown_by(one: torch.Tensor, other: torch.Tensor) -> npt.NDArray[np.bool_]:
+    """For each byte of `other`, whether `one`, a tensor over the same storage, shows it, too."""
+    (start, stop), (begin, end) = range_of(one), range_of(other)
+    first = min(start, begin)
+    memory = np.zeros(max(stop, end) - first, dtype=np.bool_)
+
+    def place(tensor: torch.Tensor) -> npt.NDArray[np.bool_]:
+        size = tensor.dtype.itemsize
+        steps = (*(step * size for step in tensor.stride()), 1)
+        at = memory[tensor.storage_offset() * size - first :]
+        return np.lib.stride_tricks.as_strided(at, (*tensor.shape, size), steps)
+
+    place(one)[...] = True
+    return place(other)
 
 
 def elements_of(

@@ -21,9 +21,9 @@ from adjoint.trace.geometry import (
     elements_of,
     extent,
     is_static,
-    place_in,
     range_of,
     same_elements,
+    shown_by,
 )
 from adjoint.trace.views import has_internal_overlap
 
@@ -140,8 +140,4 @@ def partially_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if dense_order(one) is not None and dense_order(other) is not None:
         return True
-    (start, stop), (begin, end) = range_of(one), range_of(other)
-    first, last = min(start, begin), max(stop, end)
-    touched = np.zeros(last - first, dtype=np.bool_)
-    place_in(touched, one, first)[...] = True
-    return bool(place_in(touched, other, first).any())
+    return bool(shown_by(one, other).any())
