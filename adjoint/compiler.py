@@ -148,7 +148,7 @@ class Compiler(StageRunner):
         self, graph_module: fx.GraphModule, wrt: Sequence[int], inner: bool = False
     ) -> fx.GraphModule:
         """The program, optimized before it is differentiated with respect to the inputs `wrt`."""
-        own = primal(wrt)
+        own = primal(wrt, self.options.eager_rng)
         passes = extended(own, "primal", self.options.passes)
         # The second derivative of a fused operator computes again what the first could share.
         passes = tuple(each for each in passes if not inner or each not in own)

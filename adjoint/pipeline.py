@@ -110,14 +110,18 @@ POST = (
 )
 
 
-def primal(wrt: Sequence[int]) -> tuple[Pass, ...]:
-    """On a program, before it is differentiated with respect to the inputs at positions `wrt`."""
+def primal(wrt: Sequence[int], eager_rng: bool | None = None) -> tuple[Pass, ...]:
+    """On a program, before it is differentiated with respect to the inputs at positions `wrt`.
+
+    `eager_rng`: the option; if it is true, random numbers must be those that eager draws.
+    """
+    fuse = partial(fuse_attention, wrt=tuple(wrt), drops=not eager_rng)
     return (
         SPLIT_CONVOLUTION_BIAS,
         # Scales and fills of masks become numbers.
         FOLD_LITERALS,
         RECOGNIZE_SOFTMAX,
-        Pass("fuse-attention", partial(fuse_attention, wrt=tuple(wrt)), "primal"),
+        Pass("fuse-attention", fuse, "primal"),
         Pass("chunk-cross-entropy", partial(chunk_cross_entropy, wrt=tuple(wrt)), "primal"),
     )
 

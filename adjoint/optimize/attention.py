@@ -5,15 +5,17 @@
 Many spellings are recognized: products by `matmul`, `einsum` or `bmm` over merged heads; a scale
 that is a factor or a divisor, a number or a tensor, before or after the product and the mask; a
 mask that is added, or that fills with -inf or with the lowest number; one head of keys for several
-heads of queries; casts around the softmax, as autocast makes them; and the transpose of all this,
-as where channels come before positions.  All of them have two products with a softmax between them,
-over an axis of both products.  Between the three are only reshapes that keep the order of elements,
-copies, casts and what `optimize/scores.py` recognizes.
+heads of queries; casts around the softmax, as autocast makes them; dropout of the weights; and the
+transpose of all this, as where channels come before positions.  All of them have two products with
+a softmax between them, over an axis of both products.  Between the three are only reshapes that
+keep the order of elements, copies, casts and what `optimize/scores.py` recognizes.
 
 It runs before differentiation, so the fused backward is used, and at higher orders the composition
 of `rules/attention.py`.
 
-* Weights that something else reads, such as a dropout or the caller, are left alone.
+* Weights that something else reads, such as the caller, are left alone.
+* The fused kernels of a GPU drop weights by random numbers that differ from eager's, so with the
+  option `eager_rng` dropout stays written out.  The fused kernels of a CPU know no dropout.
 * A mask with a gradient is left alone: the fused kernels have none for it.
 * In a fully masked row the fused kernels return zeros, and eager returns NaN or, if the mask fills
   with a finite number, the mean of the values.  What replaces the attention returns what eager
@@ -24,6 +26,7 @@ of `rules/attention.py`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from adjoint.graph.metadata import arguments_of, inputs_of, tensor_of
+from adjoint.graph.metadata import arguments_of, inputs_of, operand_of, tensor_of
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
 from adjoint.optimize.scores import (
@@ -46,15 +49,17 @@ from adjoint.optimize.scores import (
     walk_views,
 )
 from adjoint.rewrite.engine import rewrite
-from adjoint.rewrite.patterns import Match, Rest, call
+from adjoint.rewrite.patterns import Match, NoMatch, Rest, call
 from adjoint.rewrite.recording import operators_of
 from adjoint.rewrite.refreshing import RESHAPES
 from adjoint.rewrite.rules import Replacement, Rule, Traced
+from adjoint.torch_private.operators import schema_arguments
 from adjoint.torch_private.symbols import same_number, same_numbers
 
 aten = torch.ops.aten
 
 SOFTMAX = aten._softmax.default
+DROPOUT = aten.native_dropout.default
 
 FUSED = frozenset(
     {
@@ -116,6 +121,8 @@ class _Attention:
     """Whether the scores are given as their transpose, and so are the biases."""
     transposed: bool
     """Whether the result is the transpose."""
+    dropout: float
+    """The probability with which a weight is dropped."""
 
     @property
     def inputs(self) -> tuple[_Operand, _Operand, _Operand]:
@@ -142,17 +149,25 @@ class _Attention:
         mask = added if filled is None else ~filled
         if added is not None and filled is not None:
             mask = added.masked_fill(filled, -math.inf)
-        out: torch.Tensor = F.scaled_dot_product_attention(
-            query, key, value, mask, scale=self.scale
-        )
         hidden = None if filled is None else filled.all(-1, keepdim=True)
+        nothing = None
         if added is not None:
             assert mask is not None
-            nothing = (mask == -math.inf).all(-1, keepdim=True)
+            nothing = torch.eq(mask, -math.inf).all(-1, keepdim=True)
+        is_finite = not any(map(math.isinf, self._fills()))
+        if hidden is not None and is_finite:
+            # Such a row has equal weights, which depend on neither the query nor the keys.
+            query = query.masked_fill(hidden, 0)
+            assert mask is not None
+            mask = mask | hidden if added is None else mask.masked_fill(hidden, 0)
+        out: torch.Tensor = F.scaled_dot_product_attention(
+            query, key, value, mask, self.dropout, scale=self.scale
+        )
+        if nothing is not None:
             nothing = nothing if hidden is None else nothing & ~hidden
             out = out * torch.where(nothing, math.nan, 1.0).to(out.dtype)
-        if hidden is not None:
-            out = torch.where(hidden, self._of_equal_weights(value, hidden), out)
+        if hidden is not None and not is_finite:
+            out = torch.where(hidden, _nan_like_the_values(value, hidden), out)
         if self.transposed:
             out = out.transpose(-2, -1)
         if self.dense:
@@ -160,15 +175,6 @@ class _Attention:
         if not same_numbers(out.shape, self.shape):
             out = out.reshape(self.shape)
         return out
-
-    def _of_equal_weights(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The result of a row in which every score is filled; it depends on the values alone."""
-        mean: torch.Tensor = value.mean(-2, keepdim=True)
-        if not any(map(math.isinf, self._fills())):
-            return mean
-        # The softmax of such a row is NaN, and so is the gradient of the values then.
-        factor = torch.where(hidden.any(-2, keepdim=True), math.nan, 0.0)
-        return mean * factor.to(mean.dtype)
 
     def _with_heads(self, x: torch.Tensor) -> torch.Tensor:
         """With the axes batch, heads, length and width, the last of them dense."""
@@ -224,7 +230,25 @@ class _Attention:
         return all(bias.fill is not None and math.isfinite(bias.fill) for bias in after)
 
 
-def _found(match: Match, dense: bool) -> _Attention | None:
+def _nan_like_the_values(value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """The result of a row in which every score is -inf, and its softmax NaN; so is the gradient of
+    the values."""
+    mean: torch.Tensor = value.mean(-2, keepdim=True)
+    factor = torch.where(hidden.any(-2, keepdim=True), math.nan, 0.0)
+    return mean * factor.to(mean.dtype)
+
+
+def _walk_weights(node: fx.Node) -> list[fx.Node]:
+    """The values that the weights of a product are made of: views, copies, casts and one dropout,
+    which is listed after its result."""
+    chain = walk_views(node)
+    drawn = chain[-1].args[0] if chain[-1].target is operator.getitem else None
+    if isinstance(drawn, fx.Node) and drawn.target is DROPOUT and chain[-1].args[1] == 0:
+        chain += [drawn, *walk_views(operand_of(drawn))]
+    return chain
+
+
+def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
     root = match.root
     product = root
     if root.target in RESHAPES:
@@ -232,10 +256,10 @@ def _found(match: Match, dense: bool) -> _Attention | None:
     elif [each.target for each in root.users if each.target in RESHAPES] and len(root.users) == 1:
         return None  # Matched at the reshape, which needs no copy of the result.
     weights, values = arguments_of(product)
-    transposed = walk_views(weights)[-1].target is not SOFTMAX
+    transposed = _walk_weights(weights)[-1].target is not SOFTMAX
     if transposed:  # values weights^T
         weights, values = values, weights
-    chain = walk_views(weights)
+    chain = _walk_weights(weights)
     softmax = chain[-1]
     if softmax.target is not SOFTMAX:
         return None
@@ -248,8 +272,12 @@ def _found(match: Match, dense: bool) -> _Attention | None:
         return None
     if not keeps_order(chain, *((_TRANSPOSE,) if over_rows != transposed else ())):
         return None
+    dropout = 0.0
     for each in chain:
-        match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, SOFTMAX)
+        if each.target is DROPOUT:
+            dropout = _probability(match.absorb(each, DROPOUT, drawn_anew=drops))
+        else:
+            match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, operator.getitem, SOFTMAX)
     scores = scores_of(match, softmax.args[0])
     shape = _shape_of_scores(scores, tuple(tensor_of(softmax).shape), over_rows)
     one, other = scores.product
@@ -277,8 +305,18 @@ def _found(match: Match, dense: bool) -> _Attention | None:
         dense,
         over_rows,
         transposed,
+        dropout,
     )
     return found if _fits(found, len(shape)) else None
+
+
+def _probability(drawn: fx.Node) -> float:
+    """With which a dropout drops."""
+    given = schema_arguments(DROPOUT, drawn.args, drawn.kwargs)
+    probability: object = given["p"]
+    if given["train"] is False or not isinstance(probability, float) or not 0 < probability < 1:
+        raise NoMatch
+    return probability
 
 
 def _shape_of_scores(
@@ -324,9 +362,9 @@ def _fits_dtype(factor: Factor, query: torch.Tensor) -> bool:
     return value.device == query.device and (not value.dim() or value.dtype == query.dtype)
 
 
-def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
+def _rule(name: str, dense: bool, differentiated: set[str], drops: bool) -> Rule:
     def fuse(match: Match) -> Replacement | None:
-        found = _found(match, dense)
+        found = _found(match, dense, drops)
         if found is None:
             return None
         tensors = [each.tensor for each in found.biases]
@@ -340,10 +378,13 @@ def _rule(name: str, dense: bool, differentiated: set[str]) -> Rule:
     return Rule(name, (call((*RESHAPES, *PRODUCTS), Rest("rest")),), fuse, __doc__ or "")
 
 
-def fuse_attention(graph_module: fx.GraphModule, wrt: Sequence[int] = ()) -> fx.GraphModule:
+def fuse_attention(
+    graph_module: fx.GraphModule, wrt: Sequence[int] = (), drops: bool = True
+) -> fx.GraphModule:
     """Replace attention that is written out by one fused call.
 
-    `wrt`: positions of the inputs that are differentiated with respect to.
+    `wrt`: positions of the inputs that are differentiated with respect to.  `drops`: attention with
+    dropout may draw other random numbers than eager does.
     """
     graph = graph_module.graph
     if not graph.find_nodes(op="call_function", target=SOFTMAX):
@@ -351,5 +392,8 @@ def fuse_attention(graph_module: fx.GraphModule, wrt: Sequence[int] = ()) -> fx.
     inputs = inputs_of(graph)
     names = {inputs[place].name for place in wrt}
     with assuming(graph_module):
-        rules = [_rule("as-it-is", False, names), _rule("as-a-dense-tensor", True, names)]
+        rules = [
+            _rule("as-it-is", False, names, drops),
+            _rule("as-a-dense-tensor", True, names, drops),
+        ]
         return rewrite(graph_module, rules, "fuse-attention")

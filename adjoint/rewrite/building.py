@@ -91,7 +91,8 @@ class Builder:
         """The nodes of what a torch function does with values like these."""
         args = [self.value(each) for each in replacement.args]
         values = fx.map_arg(args, value_of)
-        recorder = Recorder()
+        # What it computes may be differentiated.
+        recorder = Recorder(differentiated=True)
         with recorder:
             try:
                 results = recorder.current(call_user_code(replacement.function, *values))

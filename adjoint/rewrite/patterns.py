@@ -27,7 +27,7 @@ from typing import TypeAlias
 from torch import fx
 
 from adjoint.graph.metadata import Mode, forward_mode_was_enabled, has_hooks, mode_of, region_of
-from adjoint.graph.purity import is_collective, is_impure
+from adjoint.graph.purity import draws, is_collective, is_impure
 from adjoint.open_types import OpArgument, OpArguments
 from adjoint.torch_private.operators import OpOverloadPacket
 
@@ -144,15 +144,19 @@ class Match:
     def root(self) -> fx.Node:
         return self.roots[0]
 
-    def absorb(self, node: object, *ops: object, shared: bool = False) -> fx.Node:
+    def absorb(
+        self, node: object, *ops: object, shared: bool = False, drawn_anew: bool = False
+    ) -> fx.Node:
         """`node`, a call of one of `ops`, as a part of the match.
 
         `NoMatch` if it is something else, or cannot be replaced together with the root.  For rules
-        that walk through a graph by themselves.
+        that walk through a graph by themselves.  `drawn_anew`: it may draw random numbers, because
+        the replacement draws as often; nothing else that draws may be between it and the root.
         """
         if not isinstance(node, fx.Node) or node.op != "call_function" or node.target not in ops:
             raise NoMatch
-        if not is_replaceable(node) or not belong_together(node, self.root):
+        may_go = is_replaceable(node) or (drawn_anew and _is_last_draw(node, self.root))
+        if not may_go or not belong_together(node, self.root):
             raise NoMatch
         if not shared and any(user not in self.nodes for user in node.users):
             raise NoMatch
@@ -163,6 +167,19 @@ class Match:
 def is_replaceable(node: fx.Node) -> bool:
     """Whether a rule may replace the node: it neither draws, nor communicates, nor has effects."""
     return not is_impure(node) and not is_collective(node)
+
+
+def _is_last_draw(node: fx.Node, root: fx.Node) -> bool:
+    """Whether a node that draws has no effects between itself and `root`, so that draws stay in
+    order if the replacement of `root` draws in its place."""
+    if not draws(node):
+        return False
+    between = node.next
+    while between is not root:
+        if not is_replaceable(between):
+            return False
+        between = between.next
+    return True
 
 
 def belong_together(one: fx.Node, other: fx.Node) -> bool:

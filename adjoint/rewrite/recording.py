@@ -34,13 +34,22 @@ class Step:
     result: TorchValue
 
 
+# The argument by which an operator is told to return what only its derivative reads.
+_FOR_DERIVATIVE = "compute_log_sumexp"
+
+
 class Recorder(TorchDispatchMode):
-    """Records the operators that a function calls on fake tensors."""
+    """Records the operators that a function calls on fake tensors.
+
+    `differentiated`: the calls are to be differentiated.  Torch tells fused attention so where an
+    operand requires grad, which the fake values of a graph do not.
+    """
 
     supports_higher_order_operators = True  # They come to `__torch_dispatch__`, to be refused.
 
-    def __init__(self) -> None:
+    def __init__(self, differentiated: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.differentiated = differentiated
         self.steps: list[Step] = []
         # Tensors by id: results of calls, arguments of calls that are no results, the newest value
         # of what was written to, and what shares its memory and is not known anew.
@@ -74,6 +83,8 @@ class Recorder(TorchDispatchMode):
         for leaf in trees.leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
                 raise Untraceable("it uses a tensor that is not an argument")
+        if self.differentiated:
+            args, kwargs = _keeping_what_derivatives_read(op, args, kwargs)
         # An operator that refuses its arguments is the fault of the function, not ours.
         result = call_user_code(fake_call, op, args, kwargs)
         # Queries of sizes return numbers, which are arguments of later calls.
@@ -108,6 +119,18 @@ class Recorder(TorchDispatchMode):
         self._stale.pop(id(target))
         self._written[id(target)] = value
         return target
+
+
+def _keeping_what_derivatives_read(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a call that returns what its derivative reads."""
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == _FOR_DERIVATIVE:
+            if place < len(args):
+                return (*args[:place], True, *args[place + 1 :]), kwargs
+            return args, {**kwargs, _FOR_DERIVATIVE: True}
+    return args, kwargs
 
 
 def _memory(tensor: torch.Tensor) -> int:

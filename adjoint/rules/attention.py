@@ -6,18 +6,25 @@ With scores S = scale q k^T + bias and weights P = softmax(S), the result is P v
 
 The fused kernels save logsumexp(S) instead of P.  Eager gives that no derivative, so P is
 recomputed from q and k here.  Fully masked rows have P = 0, as in the kernels.
+
+With dropout the result is (D P) v, where D is 1 / (1 - p) for what is kept and 0 for what is not.
+The kernels save the state of the random number generator instead of D, and draw D again backward;
+`_kept` lets them tell it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from adjoint.open_types import OpArgument
 from adjoint.rules.registry import composition_by_name, vjp
+from adjoint.torch_private.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -41,8 +48,12 @@ def _pull_back(
     bias: torch.Tensor | None,
     allowed: torch.Tensor | None,
     scale: float | None,
+    dropped: torch.Tensor | None = None,
 ) -> _Cotangents:
-    """Of attention over (..., heads, length, width); a key head may serve several query heads."""
+    """Of attention over (..., heads, length, width); a key head may serve several query heads.
+
+    `dropped`: what dropout multiplies the weights by.
+    """
     groups = query.shape[-3] // key.shape[-3]
     shape = key.shape
     if groups != 1:
@@ -57,11 +68,14 @@ def _pull_back(
         allowed = unmasked if allowed is None else allowed & unmasked
     weights = _softmax(scores, allowed)
     weights_cotangent = cotangent @ value.transpose(-2, -1)
+    used = weights
+    if dropped is not None:
+        weights_cotangent, used = weights_cotangent * dropped, weights * dropped
     product = weights * weights_cotangent
     scores_cotangent = product - weights * product.sum(-1, keepdim=True)
     of_query = (scores_cotangent @ key) * factor
     of_key = (scores_cotangent.transpose(-2, -1) @ query) * factor
-    of_value = weights.transpose(-2, -1) @ cotangent
+    of_value = used.transpose(-2, -1) @ cotangent
     if groups != 1:
         of_key = of_key.unflatten(-3, (shape[-3], groups)).sum(-3)
         of_value = of_value.unflatten(-3, (shape[-3], groups)).sum(-3)
@@ -86,12 +100,62 @@ def _causal(query: torch.Tensor, key: torch.Tensor, shift: int = 0) -> torch.Ten
     return allowed
 
 
+_NOT_TOLD = (
+    "a fused attention kernel does not tell which weights it dropped; "
+    "use the math backend of scaled_dot_product_attention"
+)
+
+
 def _refuse_dropout(probability: float) -> None:
     if probability != 0:
+        raise NotImplementedError(_NOT_TOLD)
+
+
+def _kept(
+    backward: OpOverload,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    named: Mapping[str, object],
+) -> torch.Tensor:
+    """Which weights the kernel `backward` keeps, as (batch, heads, rows, columns).
+
+    It returns dv = (D P)^T do.  With queries 0 and logsumexp 0 all weights P are 1; with do of
+    columns of the unit matrix dv then has rows of D, as many in a call as a value has elements.
+    """
+    if "philox_seed" not in named:
+        raise NotImplementedError(_NOT_TOLD)
+    batch, heads, rows, width = query.shape
+    columns, count = key.shape[-2], value.shape[-1]
+    if not isinstance(rows, int):
         raise NotImplementedError(
-            "a fused attention kernel does not tell which weights it dropped; "
-            "use the math backend of scaled_dot_product_attention"
+            "a fused attention kernel tells which weights it dropped for a few queries at a time, "
+            "and the number of queries is not constant; use static sizes, or the math backend of "
+            "scaled_dot_product_attention"
         )
+    logsumexp = named["logsumexp"]
+    assert isinstance(logsumexp, torch.Tensor)
+    given: dict[str, object] = {
+        **named,
+        "query": query.new_zeros(query.shape),
+        "key": query.new_zeros((batch, heads, columns, width)),
+        "value": query.new_zeros((batch, heads, columns, count)),
+        "out": query.new_zeros((batch, heads, rows, count)),
+        "logsumexp": torch.zeros_like(logsumexp),
+        "attn_bias": None,
+        "grad_input_mask": [True, True, True, False],
+        "is_causal": False,
+    }
+    parameters = [each.name for each in backward._schema.arguments]
+    unit = torch.eye(rows, dtype=query.dtype, device=query.device)
+    found = []
+    for start in range(0, rows, count):
+        some = unit[:, start : start + count]
+        some = torch.nn.functional.pad(some, (0, count - some.shape[-1]))
+        given[parameters[0]] = some.expand(batch, heads, rows, count).contiguous()
+        results = backward(**{name: given[name] for name in parameters if name in given})
+        found.append(results[2].transpose(-2, -1) > 0)
+    return torch.cat(found, -2)[..., :rows, :]
 
 
 def _summed_to(cotangent: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -104,40 +168,64 @@ def _dense(
     key: torch.Tensor,
     value: torch.Tensor,
     bias: torch.Tensor | None,
+    backward: OpOverload,
     named: Mapping[str, OpArgument],
     shift: int = 0,
 ) -> _Cotangents:
-    """Of (batch, heads, length, width); `named`: what the schemas of all such kernels share."""
-    _refuse_dropout(named["dropout_p"])
+    """Of (batch, heads, length, width); `named`: what else the kernel `backward` is given."""
+    dropout = named["dropout_p"]
+    dropped = None
+    if dropout:
+        kept = _kept(backward, query, key, value, named)
+        dropped = kept.to(query.dtype) * (1 / (1 - dropout))
     allowed = _causal(query, key, shift) if named.get("is_causal") else None
-    return _pull_back(cotangent, query, key, value, bias, allowed, named.get("scale"))
+    return _pull_back(cotangent, query, key, value, bias, allowed, named.get("scale"), dropped)
 
 
-@composition_by_name(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+_Function: TypeAlias = Callable[..., tuple[torch.Tensor | None, ...]]
+
+
+def _backward_of_dense(*ops: OpOverload) -> Callable[[_Function], _Function]:
+    """Register a composition of kernels for dense batches, which it receives as `backward`."""
+
+    def register(function: _Function) -> _Function:
+        for op in ops:
+            of_this = functools.partial(function, backward=op)
+            composition_by_name(op)(functools.update_wrapper(of_this, function))
+        return function
+
+    return register
+
+
+@_backward_of_dense(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def flash_for_cpu_backward(
     cotangent: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
+    *,
+    backward: OpOverload,
     **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """The mask is boolean, or added to the scores."""
-    of = _dense(cotangent, query, key, value, attn_mask, named)
+    of = _dense(cotangent, query, key, value, attn_mask, backward, named)
     return of.query, of.key, of.value
 
 
-@composition_by_name(aten._scaled_dot_product_flash_attention_backward.default)
+@_backward_of_dense(aten._scaled_dot_product_flash_attention_backward.default)
 def flash_backward(
     cotangent: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    *,
+    backward: OpOverload,
     **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """A causal mask is aligned to the last query and key."""
     shift = key.shape[-2] - query.shape[-2]
-    of = _dense(cotangent, query, key, value, None, named, shift)
+    of = _dense(cotangent, query, key, value, None, backward, named, shift)
     return of.query, of.key, of.value
 
 
@@ -174,7 +262,7 @@ def efficient_attention(
     )
 
 
-@composition_by_name(
+@_backward_of_dense(
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )
@@ -184,15 +272,17 @@ def biased_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_bias: torch.Tensor | None,
+    *,
+    backward: OpOverload,
     **named: OpArgument,
 ) -> tuple[torch.Tensor | None, ...]:
     """The bias may have a gradient, too."""
-    of = _dense(cotangent, query, key, value, attn_bias, named)
+    of = _dense(cotangent, query, key, value, attn_bias, backward, named)
     of_bias = _summed_to(of.bias, attn_bias) if named["grad_input_mask"][3] else None
     return of.query, of.key, of.value, of_bias
 
 
-@composition_by_name(
+@_backward_of_dense(
     aten._scaled_dot_product_cudnn_attention_backward.default,
     aten._cudnn_attention_backward.default,
 )
@@ -202,12 +292,14 @@ def cudnn_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_bias: torch.Tensor | None,
+    *,
+    backward: OpOverload,
     **named: object,
 ) -> tuple[torch.Tensor | None, ...]:
     """All sequences must have the same length."""
     if named["cum_seq_q"] is not None or named["cum_seq_k"] is not None:
         raise NotImplementedError("sequences of several lengths in one cuDNN attention call")
-    of = _dense(cotangent, query, key, value, attn_bias, named)
+    of = _dense(cotangent, query, key, value, attn_bias, backward, named)
     return of.query, of.key, of.value
 
 

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 from adjoint.rules.registry import COMPOSITIONS
 from tests.differentiation import bridged
+from tests.dropping_attention import BACKWARD, drawn_seed, kept, registered_kernels
 from tests.rules.rows import is_right, real, targets
 
 aten = torch.ops.aten
@@ -145,3 +146,50 @@ def test_kernels_of_other_scores_are_refused(op: Any, named: dict[str, Any], why
     given[:4] = [out, *arguments()]
     with pytest.raises(NotImplementedError, match=why):
         COMPOSITIONS[op](*given)
+
+
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["plain", "bias"])
+@pytest.mark.parametrize("kernel", BACKWARD)
+def test_dropped_weights_are_those_that_the_kernel_drops(
+    kernel: str, bias: torch.Tensor | None
+) -> None:
+    """The composition gives what the kernel gives; values have fewer elements than queries are."""
+    op = BACKWARD[kernel]
+    names = [each.name for each in op._schema.arguments]
+    if "attn_bias" not in names and bias is not None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 3, length, 3, generator=generator, dtype=torch.float64)
+        for length in (8, 5, 5)
+    )
+    mask = None if bias is None else torch.linspace(-1, 1, 40, dtype=torch.float64).view(8, 5)
+    scores = q @ k.mT * 0.3 if mask is None else q @ k.mT * 0.3 + mask
+    seed = drawn_seed()
+    weights = scores.softmax(-1) * kept(seed, scores.shape, 0.4) / 0.6
+    given = {
+        "query": q,
+        "key": k,
+        "value": v,
+        "out": weights @ v,
+        "attn_bias": mask,
+        "logsumexp": scores.logsumexp(-1),
+        "philox_seed": seed,
+        "philox_offset": seed[0],
+        "dropout_p": 0.4,
+        "scale": 0.3,
+        "is_causal": False,
+        "grad_input_mask": [True] * 4,
+        "cum_seq_q": None,
+        "cum_seq_k": None,
+        "max_q": 8,
+        "max_k": 5,
+    }
+    g = torch.randn(2, 3, 8, 3, generator=generator, dtype=torch.float64)
+    with registered_kernels():
+        args = [g, *(given[name] for name in names[1:] if name != "scale")]
+        wanted = op(*args, scale=0.3)
+        made = COMPOSITIONS[op](*args, scale=0.3)
+    torch.testing.assert_close(list(made[:3]), list(wanted[:3]))
+    if mask is not None and "grad_input_mask" in names:
+        torch.testing.assert_close(made[3], wanted[3].sum((0, 1)) / 0.3)
