@@ -1,14 +1,13 @@
 """The command line.
 
 `adjoint explain` says what the compiler did to a function and how fast that is, `adjoint report`
-what it did while a script ran, and why anything was compiled again.  `adjoint capture`
-prints its readable program, `adjoint show --stages` what every stage makes of it.  `adjoint passes`
-lists the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect`
-finds the one that changes a result; `adjoint check` finds the op where compiled code and eager
-differ.  `adjoint bench` measures a function, or the four standard
-workloads, against eager torch and other compilers, `adjoint atlas` documents a source tree or a
-compilation, `adjoint cache` shows what is kept of compilations, and `adjoint inspect` what an
-exported program holds.
+what it did while a script ran, and why anything was compiled again.  `adjoint capture` prints the
+graph of a function, `adjoint show --stages` what every stage makes of it.  `adjoint passes` lists
+the passes, `adjoint run-pass` shows what one of them does to a function, and `adjoint bisect` finds
+the one that changes a result; `adjoint check` finds the op where compiled code and eager differ.
+`adjoint bench` measures the standard workloads, or a function, against eager torch and other
+compilers, `adjoint atlas` documents a source tree or a compilation, `adjoint cache` lists the cache
+entries, and `adjoint inspect` shows what an exported program holds.
 """
 
 from __future__ import annotations

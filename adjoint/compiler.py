@@ -257,7 +257,7 @@ class Compiler(StageRunner):
             native = partial(self.native, overwrites=overwrites)
             ready = self.ready_to_run(graph_module)
             return SizedPrograms(ready, native, self.during, self.reported)
-        # Our own passes run only where a program is compiled: one that is kept needs none.
+        # Our own passes run only where a program is compiled: a cached one needs none.
         optimize = functools.cache(self.ready_to_run)
         native = partial(self.native, overwrites=overwrites, optimize=optimize)
         programs = SizedPrograms(graph_module, native, self.during, self.reported)
@@ -292,7 +292,7 @@ class Compiler(StageRunner):
 
         If kernels draw random numbers, the program takes one more input (`Plan.streams`).
         `called`: names of nodes that have to be library calls.  `optimize`: makes the graph ready
-        to run, if no program of it is kept; None: it is ready.
+        to run, if no program of it is cached; None: it is ready.
         """
         target = target_of(graph_module, self.options)
 

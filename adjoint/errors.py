@@ -111,7 +111,7 @@ class FallbackWarning(UserWarning):
 
 
 class CacheWarning(UserWarning):
-    """Compiled programs are not kept, or what was kept is not used; they are compiled again."""
+    """Compiled programs are not cached, or a cache entry is not used: they are compiled again."""
 
 
 class DifferentiationError(RuntimeError):

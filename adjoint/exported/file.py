@@ -182,7 +182,8 @@ def read(data: bytes) -> Exported:
     except DamagedEntry as error:
         raise LoadError(f"it is no exported program, or it is damaged: {error}") from error
     if entry.header.kind != KIND:
-        raise LoadError(f"it is no exported program, but a kept {entry.header.kind[:40]!r}")
+        kind = entry.header.kind[:40]
+        raise LoadError(f"it is no exported program, but a cache entry of the kind {kind!r}")
     try:
         return _read(entry)
     except LoadError:

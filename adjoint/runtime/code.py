@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CodeSource:
-    """Where the code of a function is kept: an entry of a store, and the name in it."""
+    """Where the code of a function is cached: an entry of a store, and the name in it."""
 
     kind: str
     facts: Mapping[str, str]
@@ -25,4 +25,4 @@ class NativeFunction:
     owner: object
     """Frees the code when it is garbage-collected: an LLVM engine, or a loaded CUDA module."""
     source: CodeSource | None = None
-    """None: the code is not kept."""
+    """None: the code is not cached."""

@@ -34,7 +34,7 @@ MAX_PENDING_WRITES = 32
 
 class Payload(Protocol):
     def __call__(self) -> bytes | None:
-        """The bytes to keep; None: it cannot be kept."""
+        """The bytes of the entry; None: it cannot be cached."""
         ...
 
 
@@ -50,7 +50,7 @@ class Store:
         self._pending: list[Future[None]] = []
 
     def get(self, kind: str, facts: Facts) -> bytes | None:
-        """What is kept for these facts, if anything."""
+        """The payload of the entry with these facts, if there is one."""
         found: Entry | None = None
         try:
             found = self.folder.read(kind, facts)
@@ -71,7 +71,7 @@ class Store:
             self.folder.remove(kind, facts)
 
     def fail(self, error: Exception) -> None:
-        """Report a failure of ours: what is compiled is not kept."""
+        """Report a failure of ours: what is compiled is not cached."""
         self._tell(error, f"does not keep something: {type(error).__name__}: {error}")
 
     def put(
@@ -172,7 +172,7 @@ def store_at(path: Path, limit: int) -> Store:
 
 
 def store_for(cache: str | bool, limit: int) -> Store | None:
-    """The store that the option `cache` asks for; None: nothing is kept."""
+    """The store that the option `cache` asks for; None: nothing is cached."""
     path = default_folder() if cache is True else Path(cache).expanduser() if cache else None
     return None if path is None else store_at(path, limit)
 
@@ -183,7 +183,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=store_at.cache_clear)
 
 
-# The store of the compilation that is going on; None: nothing is kept.
+# The store of the compilation that is going on; None: nothing is cached.
 _CURRENT: ContextVar[Store | None] = ContextVar("_CURRENT", default=None)
 
 
@@ -194,7 +194,7 @@ def current_store() -> Store | None:
 
 @contextlib.contextmanager
 def keeping_in(store: Store | None) -> Iterator[None]:
-    """What is compiled meanwhile is kept in `store`."""
+    """What is compiled meanwhile is cached in `store`."""
     token = _CURRENT.set(store)
     try:
         yield

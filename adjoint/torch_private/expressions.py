@@ -235,7 +235,7 @@ def without_guards(shape_env: ShapeEnv | None) -> Iterator[None]:
 def assume(
     shape_env: ShapeEnv | None, assumed: Sequence[sympy.Basic], is_noted: bool = True
 ) -> bool:
-    """Assume what a derivative or a program that was kept assumes about sizes.
+    """Assume what a cached derivative or program assumes about sizes.
 
     False, and nothing is assumed, if the sizes of the captured call violate it.  `is_noted`: it is
     noted for those who run what was read, because Dynamo does not check it.

@@ -79,7 +79,8 @@ def test_damage_is_found(content: bytes) -> None:
 
 def test_another_entry_is_no_program(content: bytes) -> None:
     other = packed(Entry(Header("object", {"subject": "x"}), b"code"))
-    with pytest.raises(LoadError, match="it is no exported program, but a kept 'object'"):
+    message = "it is no exported program, but a cache entry of the kind 'object'"
+    with pytest.raises(LoadError, match=message):
         read(other)
 
 

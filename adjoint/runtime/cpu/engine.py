@@ -177,7 +177,7 @@ def load(text: str, names: Sequence[str], is_tuned: bool = True) -> list[NativeF
 
 
 def load_kept(image: bytes, names: Sequence[str], facts: Facts) -> list[NativeFunction]:
-    """Load functions of an object that was compiled for this machine, and kept."""
+    """Load functions of a cached object, which was compiled for this machine."""
     with _LOCK:
         _prepare()
         return _loaded(_checked(image, names), names, facts)
