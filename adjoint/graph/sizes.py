@@ -143,7 +143,10 @@ class Guards:
 
     def close(self) -> None:
         """Take the branches recorded so far as guards, and none recorded later."""
-        self._assumed = [] if self._shape_env is None else size_guards.guards_of(self._shape_env)
+        if self._shape_env is not None:
+            shown = dict.fromkeys(symbol for symbol, _, _ in self._shown)
+            bounds = size_guards.never_zero(self._shape_env, shown)
+            self._assumed = [*size_guards.guards_of(self._shape_env), *bounds]
 
     def hold(self, inputs: Sequence[TorchValue]) -> bool:
         """Whether all guards hold for `inputs`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import sympy
@@ -28,6 +28,7 @@ __all__ = [
     "assumptions",
     "guard_open_decisions",
     "guards_of",
+    "never_zero",
 ]
 
 _ASSUMED: WeakKeyDictionary[ShapeEnv, list[sympy.Basic]] = WeakKeyDictionary()
@@ -80,6 +81,15 @@ def guards_of(shape_env: ShapeEnv) -> list[sympy.Basic]:
     return list(dict.fromkeys(guard.expr for guard in shape_env.guards))
 
 
+def never_zero(shape_env: ShapeEnv, symbols: Iterable[sympy.Symbol]) -> list[sympy.Basic]:
+    """That symbols are not 0, of those that are bounded from below: such a bound is no guard.
+
+    The conditions are not simplified: sympy takes symbols to be positive.
+    """
+    bounded = [each for each in symbols if shape_env.var_to_range[each].lower > 0]
+    return [sympy.Ne(symbol, 0, evaluate=False) for symbol in bounded]
+
+
 _aten = torch.ops.aten
 _SQUEEZES = frozenset(
     op
@@ -94,6 +104,19 @@ _EXTREMA = frozenset(
     for name in ("default", "dim")
     if (op := getattr(packet, name, None)) is not None
 ) | {_aten.aminmax.default, _aten.median.dim, _aten.nanmedian.dim, _aten.mode.default}
+
+_BATCH_NORMS = frozenset(
+    {
+        _aten.native_batch_norm.default,
+        _aten._native_batch_norm_legit.default,
+        _aten._native_batch_norm_legit.no_stats,
+        _aten._native_batch_norm_legit_no_training.default,
+        _aten._native_batch_norm_legit_functional.default,
+        _aten._batch_norm_with_update.default,
+        _aten._batch_norm_no_update.default,
+        _aten.cudnn_batch_norm.default,
+    }
+)
 
 
 class SizeSpecialized(Exception):
@@ -117,6 +140,8 @@ def guard_open_decisions(
         _guard_selected(*args, **kwargs)
     elif op in _EXTREMA:
         _guard_extremum(*args, **kwargs)
+    elif op in _BATCH_NORMS:
+        _guard_normalized(*args, **kwargs)
 
 
 def _guard_squeezed_sizes(x: torch.Tensor, dim: int | Sequence[int] | None = None) -> None:
@@ -159,6 +184,20 @@ def _guard_extremum(
     axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     for axis in axes if x.dim() else ():
         _guard_at_least(x.shape[axis], 1)
+
+
+def _guard_normalized(x: torch.Tensor, *_: object, **__: object) -> None:
+    """Guard on there being something to normalize.
+
+    `torch.batch_norm` calls no kernel for an empty batch, and leaves the running statistics alone;
+    the kernels divide by the number of elements.
+    """
+    sizes: list[object] = list(x.shape)
+    for size in sizes:
+        if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+            if size.node.hint == 0:
+                raise SizeSpecialized(f"the size {size} is 0, and nothing is normalized")
+            _guard_at_least(size, 1)
 
 
 def _guard_at_least(size: object, least: object) -> None:

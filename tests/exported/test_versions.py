@@ -55,3 +55,12 @@ def test_bounds_are_kept_by_all_versions(tmp_path: Path) -> None:
     assert len(loaded._versions) == 1
     with pytest.raises(LoadError, match="exported for 2 to 9"):
         loaded(x[:1])
+
+
+def test_nothing_to_normalize_is_refused(tmp_path: Path) -> None:
+    """Kernels of batch norms would divide by the number of elements."""
+    norm = torch.nn.BatchNorm1d(3).eval()
+    loaded = exported(norm, (torch.rand(4, 3),), tmp_path, dynamic={"input": [0]})
+    loaded(torch.rand(1, 3))
+    with pytest.raises(LoadError, match=r"its sizes do not fit: .* = input.shape\[0\] = 0"):
+        loaded(torch.rand(0, 3))

@@ -119,6 +119,38 @@ def test_sizes_from_several_threads() -> None:
         list(pool.map(work, range(4)))
 
 
+NORMALIZED_SIZES = [4, 5, 0, 3, 0, 6]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_to_normalize(training: bool) -> None:
+    """An empty batch leaves the running statistics alone, and its backward kernel is not called."""
+    torch._dynamo.reset()
+    made = [torch.nn.BatchNorm1d(WIDTH, dtype=torch.float64).train(training) for _ in range(2)]
+    compiled: Callable[[Tensor], Tensor] = torch.compile(made[0], backend="adjoint", dynamic=True)
+    for size in NORMALIZED_SIZES:
+        inputs = [torch.linspace(0, 1, size * WIDTH, dtype=torch.float64).reshape(size, WIDTH)] * 2
+        inputs = [each.clone().requires_grad_() for each in inputs]
+        compiled(inputs[0]).square().sum().backward()
+        made[1](inputs[1]).square().sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-8, atol=1e-8)
+        for one, other in zip(*(each.state_dict().values() for each in made), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_nothing_to_normalize_in_a_transform() -> None:
+    scale = torch.arange(WIDTH).double()
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return F.batch_norm(x, scale, scale + 1, weight).square().sum()
+
+    ours = adjoint.grad(loss, argnums=(0, 1))
+    eager = torch.func.grad(loss, argnums=(0, 1))
+    for size in NORMALIZED_SIZES:
+        x = torch.linspace(0, 1, size * WIDTH, dtype=torch.float64).reshape(size, WIDTH)
+        torch.testing.assert_close(ours(x, scale), eager(x, scale), rtol=1e-8, atol=1e-8)
+
+
 # In a process of its own: what other tests leave between blocks of memory would count, too.
 THOUSAND = """
 import gc, random, torch

@@ -92,3 +92,24 @@ def test_where_a_slice_ends_is_decided(length: int) -> None:
             size_guards.guard_open_decisions(op, args, {})
             made = op(*args)
         assert not any(map(symbols.is_unbacked_int, (*made.shape, made.storage_offset())))
+
+
+@pytest.mark.parametrize("length", [4, 0])
+def test_nothing_is_normalized_only_where_sizes_are_numbers(length: int) -> None:
+    op: Any = torch.ops.aten.native_batch_norm.default
+    mode = new_fake_mode()
+    assert mode.shape_env is not None
+    with general_shapes():
+        x, w = make_fake(mode, torch.randn(length, 3), True, "x"), torch.ones(3)
+        rows, columns = map(symbols.unsimplified, x.shape)
+        assert isinstance(rows, sympy.Symbol)
+        assert isinstance(columns, sympy.Symbol)
+        if length:
+            size_guards.guard_open_decisions(op, (x, w, w, None, None, True, 0.1, 1e-5), {})
+            conditions = size_guards.never_zero(mode.shape_env, [rows, columns])
+            assert size_evaluation.first_violated(conditions, {rows: 4, columns: 3}) is None
+            assert size_evaluation.first_violated(conditions, {rows: 0, columns: 3}) is not None
+        else:
+            with pytest.raises(size_guards.SizeSpecialized, match="nothing is normalized"):
+                size_guards.guard_open_decisions(op, (x, w, w, None, None, True, 0.1, 1e-5), {})
+            assert not size_guards.never_zero(mode.shape_env, [rows])
