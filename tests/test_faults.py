@@ -30,8 +30,8 @@ from adjoint.store import keeping
 from adjoint.store.entries import DamagedEntry, unpacked
 from adjoint.store.folder import Folder
 from adjoint.store.keeping import Store, store_for
+from tests.caching import Network, fresh, gradients
 from tests.forms.test_plans import mutated
-from tests.test_cache import Network, fresh, gradients
 
 TIMES = [2, pytest.param(200, marks=pytest.mark.slow)]
 

@@ -9,7 +9,7 @@ from adjoint import garbage
 from adjoint.garbage import full_collections_wait
 from adjoint.stage_runner import StageRunner
 from adjoint.store.keeping import Store
-from tests.test_cache import Network, fresh, gradients
+from tests.caching import Network, fresh, gradients
 
 
 @pytest.fixture
