@@ -121,7 +121,7 @@ class InputChanges:
         def argument(leaf: object) -> object:
             if isinstance(leaf, torch.Tensor):
                 return self.recipes.of_tensor(leaf, wanted)
-            return self.recipes.from_graph(self.tracer.emitter.number_nodes(leaf))
+            return self.recipes.from_graph(leaf)
 
         match change:
             case MetadataOp(op, args, kwargs, mode):

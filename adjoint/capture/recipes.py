@@ -266,7 +266,6 @@ class Recipes:
     def _window(self, tensor: torch.Tensor, owner: torch.Tensor) -> Window:
         start = owner.storage_offset() * owner.dtype.itemsize // tensor.dtype.itemsize
         place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - start)
-        place = self.tracer.emitter.number_nodes(place)
         return Window(tensor.dtype, *self.from_graph(place))
 
     def _as_strided(self, tensor: torch.Tensor, owner: torch.Tensor, mode: Mode) -> list[Step]:
@@ -324,12 +323,12 @@ class Recipes:
         return Replay(op, tuple(args), tuple(named.items()), step.output, step.mode, regenerated)
 
     def from_graph(self, tree: object) -> OpArgument:
-        """`tree`, with each node returned by the graph and read from its outputs."""
+        """`tree`, with each node and each symbolic number read from the outputs of the graph."""
         return trees.map_leaves(
             lambda leaf: (
                 FromGraph(self.outputs.replay_value(leaf)) if isinstance(leaf, fx.Node) else leaf
             ),
-            tree,
+            self.tracer.emitter.number_nodes(tree),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -149,3 +151,23 @@ def test_a_view_that_others_are_computed_from_is_made_of_the_result_it_is_a_view
     assert isinstance(row, View)
     assert isinstance(part, View)
     assert part.of == FromRecipe(captured.calling.results[1])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x, n: x.as_strided((2, 2), (1, 1), n),
+        lambda x, n: x.as_strided((n, x.shape[0]), (1, n), 0),
+        lambda x, n: (x * 2).as_strided((n,), (x.shape[0],), n),
+    ],
+)
+def test_where_a_view_lies_is_read_in_each_call(view: Callable[[Tensor, int], Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled: Callable[[Tensor, int], Tensor] = torch.compile(view, backend="adjoint", dynamic=True)
+    for size, n in ((4, 2), (4, 1), (5, 3), (4, 0)):
+        x = plain(size, 4).requires_grad_()
+        ours, eager = compiled(x, n), view(x, n)
+        torch.testing.assert_close(ours, eager, rtol=0, atol=0)
+        assert ours.stride() == eager.stride()
+        (one,), (other,) = (torch.autograd.grad(y.sin().sum(), x) for y in (ours, eager))
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
