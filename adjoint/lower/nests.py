@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -47,11 +48,17 @@ from adjoint.lower.partial_sums import (
     kept_index,
     share,
 )
-from adjoint.lower.sizes import Size, is_one, product, quotient
+from adjoint.lower.sizes import Size, estimate, is_one, product, quotient
 from adjoint.lower.views import MultiIndex, dtype_of, shape_of
+
+Run: TypeAlias = tuple[Axis, ...]
+"""Axes along which one loop goes."""
 
 # Rows with at most this many columns: the loop over rows is vectorized, not that over columns.
 MAX_UNVECTORIZED_COLUMNS = 8
+
+# The fewest rows that are left where the loop around short columns becomes one over columns.
+MIN_ROWS = 64
 
 # Elements whose sum is added to a total as one number.  Where rows are vectorized, each lane has a
 # sum of its own.
@@ -104,7 +111,7 @@ def partial_product(node: fx.Node) -> tuple[Scratch, Nest, Nest]:
 class Builder(PartialSums):
     def build(self) -> tuple[list[Statement], list[Statement], list[Statement]]:
         """Statements before the rows of a thread, for its rows, and after all threads."""
-        self.outer, self.inner = self._loops()
+        self.outer, self.inner = self._short_columns_joined(*self._loops())
         rows = product([axis.extent for run in self.outer for axis in run])
         set_row = self.unfold(self.outer, Counter("r"))
         for run in self.inner:
@@ -127,6 +134,28 @@ class Builder(PartialSums):
         count = apply("floordiv", names[1] - names[0] + block - 1, block)
         limits = (Assign("first", first), Assign("last", last))
         return begin, [*limits, Loop("b", integer(0), count, one_block)], finale
+
+    def _short_columns_joined(
+        self, outer: list[Run], inner: list[Run]
+    ) -> tuple[list[Run], list[Run]]:
+        """The loop around short columns is one over columns, too, and is vectorized.
+
+        A loop over all rows would divide its counter for each element, and hide from LLVM which
+        elements are adjacent.  Not where it would leave too few rows for the threads.
+        """
+        if not self._are_short(inner) or len(outer) < 2 or self.tiled is not None:
+            return outer, inner
+        if not all(isinstance(item.definition, Mapped) for item in self.group.items):
+            return outer, inner
+        remaining = product([axis.extent for run in outer[:-1] for axis in run])
+        if self._are_short(outer[-1:]) or estimate(remaining) < MIN_ROWS:
+            return outer, inner
+        return outer[:-1], [outer[-1], *inner]
+
+    def _are_short(self, runs: Sequence[Run]) -> bool:
+        """Whether loops have so few iterations together that they are not worth vectorizing."""
+        count = product([axis.extent for run in runs for axis in run])
+        return isinstance(count, int) and count <= MAX_UNVECTORIZED_COLUMNS
 
     def _block(self, rows: Size) -> Expression | None:
         """How many rows make a block of a sum; None: all rows are one block."""
@@ -157,8 +186,7 @@ class Builder(PartialSums):
     def _vectorizes_rows(self) -> bool:
         if any(item.serial for item in self.group.items):
             return False
-        columns = self._columns_of_a_row()
-        return isinstance(columns, int) and columns <= MAX_UNVECTORIZED_COLUMNS
+        return self._are_short(self.inner)
 
     def unfold(self, runs: Sequence[tuple[Axis, ...]], number: Expression) -> list[Statement]:
         """Assign the counter of each run, given the number of the iteration through all of them."""
@@ -246,10 +274,12 @@ class Builder(PartialSums):
         if not inside or not self.inner:
             return inside
         body = tuple(inside)
-        serial = self._vectorizes_rows() or any(item.serial for item in self.group.items)
-        mapping = Mapping.SERIAL if serial else Mapping.VECTOR
-        for run in reversed(self.inner):
+        is_free = not any(item.serial for item in self.group.items)
+        for place in reversed(range(len(self.inner))):
+            run = self.inner[place]
             extent = self.size(product([axis.extent for axis in run]))
+            is_vector = is_free and not self._are_short(self.inner[place:])
+            mapping = Mapping.VECTOR if is_vector else Mapping.SERIAL
+            is_free = is_free and not is_vector
             body = (Loop(run[-1].name, integer(0), extent, body, mapping),)
-            mapping = Mapping.SERIAL
         return list(body)

@@ -42,7 +42,7 @@ BINARY = [
     *(aten.minimum.default, aten.mul.Tensor, aten.ne.Tensor, aten.pow.Tensor_Tensor),
     *(aten.remainder.Tensor, aten.rsub.Tensor, aten.sub.Tensor, aten.xlogy.Tensor),
     *(aten.gelu_backward.default, aten.sigmoid_backward.default, aten.silu_backward.default),
-    *(aten.tanh_backward.default,),
+    *(aten.tanh_backward.default, aten.__lshift__.Tensor, aten.__rshift__.Tensor),
 ]
 
 WITH_NUMBER = [
@@ -59,8 +59,21 @@ NUMBERS: dict[Any, list[float]] = {
     aten.div.Scalar: [3, 0.7, -2],
 }
 
+
+def shifted(op: Any, x: torch.Tensor, by: int) -> torch.Tensor:
+    """Not of bools: torch has no fake kernel for them."""
+    if x.dtype is torch.bool:
+        raise NotImplementedError
+    result: torch.Tensor = op(x, by)
+    return result
+
+
 # Calls of ops that are not in the lists above, or that take more arguments.
 CALLS: dict[Any, list[tuple[int, Call]]] = {
+    op: [(1, lambda x, op=op, by=by: shifted(op, x, by)) for by in (2, 40, -1)]
+    for op in (aten.__lshift__.Scalar, aten.__rshift__.Scalar)
+}
+CALLS |= {
     aten._to_copy.default: [
         (1, lambda x, dtype=dtype: aten._to_copy.default(x, dtype=dtype)) for dtype in FLOATS
     ],
