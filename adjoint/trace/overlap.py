@@ -41,6 +41,35 @@ _ALLOWED = frozenset(
     )
 )
 
+# They read elements at other places than they write.  If both are in one tensor, eager either
+# refuses the call, or has overwritten elements that it has still to read.
+_FROM_OTHER_PLACES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_index_put_impl_",
+        "addbmm_",
+        "addmm_",
+        "addmv_",
+        "baddbmm_",
+        "bmm",
+        "cat",
+        "gather",
+        "index_add_",
+        "index_copy_",
+        "index_put_",
+        "index_reduce_",
+        "index_select",
+        "masked_scatter_",
+        "mm",
+        "mv",
+        "put_",
+        "scatter_",
+        "scatter_add_",
+        "scatter_reduce_",
+        "take",
+    )
+)
+
 
 def conflict(op: OpOverload, named: dict[str, object], written: Sequence[str]) -> str | None:
     """Why eager refuses this call for an overlap of its arguments; None if it does not."""
@@ -55,11 +84,24 @@ def conflict(op: OpOverload, named: dict[str, object], written: Sequence[str]) -
             for other in _read(named, argument, index):
                 if name == "aten::copy_" and other.numel() == 1 and dense_order(tensor) is None:
                     continue  # The element read is rewritten unchanged; eager does not check.
+                if name in _ALLOWED and other.dim() == 0:
+                    continue  # It is the value, which is read before anything is written.
+                if name in _FROM_OTHER_PLACES and _are_same(tensor, other):
+                    return "it reads the tensor that it writes to, in another order"
                 if partially_overlap(tensor, other) and not (
                     _is_elementwise(op) and is_read_before_written(tensor, other)
                 ):
                     return "a tensor that it reads overlaps in part with the one it writes to"
     return None
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are known to be the same elements, of which there are some."""
+    if one is other:
+        return not (is_static(one) and one.numel() == 0)
+    if storage_key(one) is None or storage_key(one) != storage_key(other):
+        return False
+    return is_static(one) and is_static(other) and same_elements(one, other) and one.numel() > 0
 
 
 def _is_elementwise(op: OpOverload) -> bool:

@@ -172,6 +172,25 @@ def fill_an_expanded(x: Tensor) -> Tensor:
     return x * 1
 
 
+@table(lambda: grown(3, 3))
+def filled_with_elements_of_its_own(x: Tensor) -> Tensor:
+    x.masked_fill_(x > 1, x[1, 1])
+    x[1].fill_(x[1, 2])
+    x.index_fill_(0, torch.tensor([2]), x[0, 0])
+    return x * x
+
+
+@table(lambda: plain(3, 3), raises=RuntimeError)
+def scattered_into_itself(x: Tensor) -> Tensor:
+    return x.index_copy_(0, torch.tensor([1, 2, 0]), x.view_as(x))
+
+
+@table(lambda: plain(3, 3), raises=RuntimeError)
+def rows_in_another_order(x: Tensor) -> Tensor:
+    x[torch.tensor([1, 2, 0])] = x
+    return x
+
+
 @table(lambda: plain(3, 3), raises=RuntimeError)
 def shifted(x: Tensor) -> Tensor:
     return x[1:].copy_(x[:-1])
@@ -215,6 +234,14 @@ def of_a_block_and_its_transpose(x: Tensor) -> Any:
     return x[:, :3].add_(x[:, :3].t())
 
 
+def a_product_with_itself(x: Tensor) -> Any:
+    return x[:, :3].addmm_(x[:, :3], x[:, :3])
+
+
+def masked_elements_of_its_own(x: Tensor) -> Any:
+    return x.masked_scatter_(x > 0, x)
+
+
 def some_of_several_windows(x: Tensor) -> Any:
     """Eager writes these elements alone, of which others show some, too."""
     x.view(-1).unfold(0, 3, 1)[torch.tensor([0, 4])] = 2.0
@@ -222,6 +249,8 @@ def some_of_several_windows(x: Tensor) -> Any:
 
 
 REFUSED = {
+    a_product_with_itself: "op aten.addmm_.default",
+    masked_elements_of_its_own: "op aten.masked_scatter_.default",
     some_of_several_windows: "op aten.index_put_.default",
     sliding: "op aten.mul_.Tensor",
     by_its_own_column: "op aten.mul_.Tensor",
