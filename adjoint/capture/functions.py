@@ -25,6 +25,7 @@ from adjoint.torch_private.custom_functions import (
     was_once_differentiable,
 )
 from adjoint.torch_private.dynamo import differentiable_backward
+from adjoint.torch_private.fake import storage_key
 from adjoint.torch_private.functorch import functorch_is_active
 from adjoint.torch_private.patches import is_of_custom_op, materializes_grads
 from adjoint.trace.emission import as_under, current_mode
@@ -154,7 +155,25 @@ def apply(
         value=tuple(tensors),
     )
     tracer.register(tuple(tensors), node)
+    _note_views(tracer, tensors, operands)
     return result
+
+
+def _note_views(
+    tracer: Tracer, results: Sequence[torch.Tensor], operands: Sequence[object]
+) -> None:
+    """Note which results of a custom function are views of operands, or of other results."""
+    owners = {
+        storage_key(each): tracer.alias(each).storage
+        for each in operands
+        if isinstance(each, torch.Tensor)
+    }
+    owners.pop(None, None)
+    for result in results:
+        storage, memory = tracer.alias(result).storage, storage_key(result)
+        owner = storage if memory is None else owners.setdefault(memory, storage)
+        if owner is not storage:
+            storage.lent_by = (owner, owner.writes)
 
 
 def apply_custom_op(run: Callable[[], object]) -> object:

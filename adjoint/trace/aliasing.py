@@ -28,7 +28,7 @@ from torch import fx
 from torch.autograd.graph import Node
 
 from adjoint.errors import CaptureError
-from adjoint.graph.metadata import Mode, value_of
+from adjoint.graph.metadata import Mode, source_of, value_of
 from adjoint.graph.operations import with_data
 from adjoint.torch_private.autograd import above_autograd
 from adjoint.torch_private.fake import storage_key
@@ -62,6 +62,9 @@ class Storage:
     """Whether the program depends on storage offsets of its tensors."""
     open: Callable[[], None] | None = None
     """Makes the whole storage the root, for an input that covers only a part of it."""
+    lent_by: tuple[Storage, int] | None = None
+    """For a result of a custom function, which is a view of an argument: the storage of that, and
+    how often it had been written to.  They count as two, which is right until one is written to."""
 
     @property
     def writes(self) -> int:
@@ -198,6 +201,10 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
         raise CaptureError(
             "the base of a view", "only the view was passed", "pass the base", emitter.source()
         )
+    if alias.storage.lent_by is not None:
+        lender, writes = alias.storage.lent_by
+        if lender.writes != writes:
+            raise _written_beside(alias)
     if alias.node is None and alias.make_node is not None:
         alias.node = alias.make_node()
     if alias.parent is None or (alias.node is not None and alias.stamp == alias.storage.writes):
@@ -222,6 +229,8 @@ def read(emitter: Emitter, alias: Alias) -> fx.Node:
 def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
     """Make `new` the value of `alias`, computed under `mode`."""
     chain = list(alias.ancestors())
+    if alias.storage.lent_by is not None:
+        raise _written_beside(alias)
     if any(each.reaches_out_of is not None for each in alias.storage.aliases):
         raise CaptureError(
             "a write",
@@ -255,6 +264,17 @@ def write(emitter: Emitter, alias: Alias, new: fx.Node, mode: Mode) -> None:
             each.stamp = each.storage.writes
         elif not _family_has_history(each):
             each.node, each.stamp = new, each.storage.writes
+
+
+def _written_beside(alias: Alias) -> CaptureError:
+    """The error for memory of a custom function's result that is written to; it names the call."""
+    *_, result = alias.ancestors()
+    return CaptureError(
+        "a write",
+        "a custom function has returned a view of the memory, with a history of its own",
+        "return a new tensor from its forward, such as x.clone() in place of x",
+        None if result.node is None else source_of(result.node),
+    )
 
 
 def _is_untouched(alias: Alias) -> bool:

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 import adjoint
 from adjoint.graph.operations import apply_function
-from tests.parity import ROUTES, Route, Row, Table, leaf, plain
+from tests.parity import ROUTES, Route, Row, Table, leaf, plain, refused
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
@@ -387,6 +387,44 @@ def returns_its_argument(x: Tensor, y: Tensor) -> Any:
 @TABLE(leaves)
 def returns_a_view(x: Tensor, y: Tensor) -> Any:
     return apply(ReturnsAView, x * y) * y
+
+
+@TABLE(leaves)
+def writes_to_what_a_view_was_made_of(x: Tensor, y: Tensor) -> Any:
+    product = x * y
+    result = apply(ReturnsAView, product) * y
+    product.detach().mul_(2)
+    return result, product.detach() * 1
+
+
+def reads_a_view_after_a_write(x: Tensor, y: Tensor) -> Any:
+    product = x * y
+    view = apply(ReturnsAView, product)
+    with torch.no_grad():
+        product.mul_(2)
+        return view.detach() * 1
+
+
+def returns_a_view_after_a_write(x: Tensor, y: Tensor) -> Any:
+    product = x * y
+    view = apply(ReturnsItsArgument, product)
+    product.detach().mul_(2)
+    return view
+
+
+def writes_to_a_view(x: Tensor, y: Tensor) -> Any:
+    apply(ReturnsAView, x).detach().mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "function",
+    [reads_a_view_after_a_write, returns_a_view_after_a_write, writes_to_a_view],
+    ids=lambda function: function.__name__,
+)
+def test_writes_beside_a_view_are_refused(function: Any, route: Route) -> None:
+    assert refused(function, leaves, route).construct == "a write"
 
 
 class HalfConstant(Function):
