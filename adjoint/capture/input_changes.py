@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -15,6 +15,7 @@ from adjoint.graph.calling import (
     AssignData,
     BaseOf,
     FromCaller,
+    MemoryOf,
     ReplayMetadataOp,
     SetRequiresGrad,
     StoragePlacement,
@@ -25,7 +26,7 @@ from adjoint.graph.metadata import Mode
 from adjoint.graph.operations import with_data
 from adjoint.torch_private import trees
 from adjoint.trace import aliasing, geometry
-from adjoint.trace.aliasing import Alias, version
+from adjoint.trace.aliasing import Alias, Storage, version
 from adjoint.trace.metadata_changes import DataAssigned, MetadataChange, MetadataOp
 from adjoint.trace.tracer import Tracer
 
@@ -114,6 +115,17 @@ class InputChanges:
             if not state.is_leaf and self._became_leaf(index):
                 changes.append(ReplayMetadataOp(index, aten.detach_.default, (), (), Mode()))
         return tuple(changes)
+
+    def late_storages(
+        self, writes: Sequence[Write], moves: Sequence[ReplayMetadataOp | AssignData]
+    ) -> set[Storage]:
+        """The storages that change in a way that autograd does not record."""
+        unrecorded = [w.to for w in writes if not w.recorded or isinstance(w.to, MemoryOf)]
+        late = set()
+        for index in (each.index for each in (*unrecorded, *moves)):
+            late.add(self.inputs.aliases[index].storage)
+            late.add(self.tracer.alias(self.inputs.leaves[index].value).storage)
+        return late
 
     def _metadata(self, index: int, change: MetadataChange) -> ReplayMetadataOp | AssignData:
         wanted = MetadataMutation(self.inputs.described(index))

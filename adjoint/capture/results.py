@@ -18,7 +18,6 @@ from adjoint.graph.calling import (
     Constant,
     FromCaller,
     FromGraph,
-    MemoryOf,
     Write,
 )
 from adjoint.graph.descriptors import EffectTokenOut, Result
@@ -27,7 +26,7 @@ from adjoint.graph.purity import is_impure
 from adjoint.graph.reachability import dependents, reachable
 from adjoint.open_types import TorchValue
 from adjoint.torch_private import symbols, trees
-from adjoint.trace.aliasing import RECORDED
+from adjoint.trace.aliasing import RECORDED, Storage
 from adjoint.trace.tracer import Tracer
 
 
@@ -47,14 +46,12 @@ def return_results(
         for index, (path, leaf) in enumerate(leaves)
     )
     metadata_changes = changes.metadata()
-    # Views are replayed while the graph is made known to autograd: after writes to inputs, but
-    # before anything else that changes their memory.
-    are_early = all(each.recorded and not isinstance(each.to, MemoryOf) for each in writes)
-    view_values: tuple[tuple[int, int], ...] = ()
-    if are_early and not metadata_changes:
-        _regenerate_views(tracer, outputs.nodes)
-        view_values = _view_values(tracer, recipes, results, leaves, writes)
-        view_values += _values_of_input_views(tracer, recipes)
+    # Views are replayed while the graph is made known to autograd: after writes that autograd
+    # records, but before anything else that changes their memory.
+    late = changes.late_storages(writes, metadata_changes)
+    _regenerate_views(tracer, outputs.nodes, late)
+    view_values = _view_values(tracer, recipes, results, leaves, writes, late)
+    view_values += _values_of_input_views(tracer, recipes, late)
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
         inputs.describe_token(tracer.scope.entry_token)
@@ -101,6 +98,7 @@ def _view_values(
     results: Sequence[int],
     leaves: Sequence[tuple[str, TorchValue]],
     writes: Sequence[Write],
+    late: set[Storage],
 ) -> tuple[tuple[int, int], ...]:
     """(output, recipe) for returned views from whose values other results are computed.
 
@@ -110,7 +108,9 @@ def _view_values(
     views = {
         position: leaf
         for position, (_, leaf) in zip(results, leaves, strict=True)
-        if recipes.is_plain_view(position) and leaf.requires_grad
+        if recipes.is_plain_view(position)
+        and leaf.requires_grad
+        and tracer.alias(leaf).storage not in late
     }
     for position, leaf in views.items():
         recipes.derive_from_result(position, leaf)
@@ -127,7 +127,9 @@ def _view_values(
     return tuple(values.items())
 
 
-def _values_of_input_views(tracer: Tracer, recipes: Recipes) -> tuple[tuple[int, int], ...]:
+def _values_of_input_views(
+    tracer: Tracer, recipes: Recipes, late: set[Storage]
+) -> tuple[tuple[int, int], ...]:
     """(output, recipe) for inputs that are views of what was written, and lead to results.
 
     Autograd gives such a view a new history after the write, of which results are a part.
@@ -136,6 +138,8 @@ def _values_of_input_views(tracer: Tracer, recipes: Recipes) -> tuple[tuple[int,
     outputs = set(recipes.outputs.nodes)
     for index, alias in recipes.inputs.aliases.items():
         tensor = recipes.inputs.leaves[index].value
+        if alias.storage in late:
+            continue
         if not (tensor._is_view() and alias.is_regenerated) or alias.gradient_edge is None:
             continue
         node = tracer.node(tensor)
@@ -144,7 +148,7 @@ def _values_of_input_views(tracer: Tracer, recipes: Recipes) -> tuple[tuple[int,
     return tuple(values.items())
 
 
-def _regenerate_views(tracer: Tracer, outputs: Sequence[fx.Node]) -> None:
+def _regenerate_views(tracer: Tracer, outputs: Sequence[fx.Node], late: set[Storage]) -> None:
     """Read views that were written to from their bases, where these are results.
 
     A write through a view computes the base from the view.  What comes after it has its history
@@ -154,7 +158,7 @@ def _regenerate_views(tracer: Tracer, outputs: Sequence[fx.Node]) -> None:
         written = root.storage.written
         path = list(written[-1].ancestors()) if written else []
         base = root.node
-        if root not in path or base is None or base not in outputs:
+        if root.storage in late or root not in path or base is None or base not in outputs:
             continue
         if root.tensor is None or not root.tensor.requires_grad:
             continue

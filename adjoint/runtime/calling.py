@@ -163,7 +163,9 @@ class BetweenSegments:
         self.early = EarlyWrites(calling, inputs)
         self._shown = dict(calling.view_values)
         # An input that metadata ops move has the shape of what is written to it only after them.
-        self._inputs_for = {} if calling.metadata_changes else calling.recorded_writes
+        moving = {move.index for move in calling.metadata_changes}
+        writes = calling.recorded_writes.items()
+        self._inputs_for = {value: to for value, to in writes if to.index not in moving}
 
     def separate(self, outputs: Sequence[object]) -> list[object]:
         """The outputs, each in memory of its own; called before they have autograd history.

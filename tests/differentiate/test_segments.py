@@ -389,6 +389,52 @@ def test_inputs_that_are_views_of_what_is_written(program: Callable[..., Results
     torch.testing.assert_close(found[1], found[0])
 
 
+def counts(counter: Tensor, view: Tensor) -> None:
+    counter.add_(1)
+
+
+def counts_through_a_view(counter: Tensor, view: Tensor) -> None:
+    view.mul_(2)
+
+
+def shows_other_memory(counter: Tensor, view: Tensor) -> None:
+    counter.data = counter * 2
+
+
+def transposes(counter: Tensor, view: Tensor) -> None:
+    counter.t_()
+
+
+@pytest.mark.parametrize(
+    "program", [a_view_of_an_input, views_of_views, a_view_of_what_was_written]
+)
+@pytest.mark.parametrize("effect", [counts, counts_through_a_view, shows_other_memory, transposes])
+def test_effects_on_other_memory(
+    program: Callable[..., Results], effect: Callable[[Tensor, Tensor], None]
+) -> None:
+    """As of a module that counts its calls, or that has running statistics."""
+
+    def run(x: Tensor, y: Tensor, counter: Tensor, view: Tensor) -> Results:
+        effect(counter, view)
+        return program(x, y)
+
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        counter = torch.randn(3, 3)
+        inputs = (leaf(3, 3) * 1, leaf(3, 3), counter, counter[:2].detach())
+        results = tuple((bridged(run, *inputs) if compiled else run)(*inputs))
+        others = (*results, *inputs[:2])
+        seen: list[Any] = [*results, *inputs]
+        for head in results:
+            seen += torch.autograd.grad(
+                (head * head).sum(), others, retain_graph=True, allow_unused=True
+            )
+        found.append(seen)
+    assert [each is None for each in found[1]] == [each is None for each in found[0]]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_what_runs_is_one_program() -> None:
     x, y = leaf(3, 3), leaf(3, 3)
     compiled = bridged(one_after_another, x, y)
