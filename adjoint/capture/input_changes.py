@@ -119,10 +119,10 @@ class InputChanges:
     def late_storages(
         self, writes: Sequence[Write], moves: Sequence[ReplayMetadataOp | AssignData]
     ) -> set[Storage]:
-        """The storages that change in a way that autograd does not record."""
-        unrecorded = [w.to for w in writes if not w.recorded or isinstance(w.to, MemoryOf)]
+        """The storages that change after the graph has been made known to autograd."""
+        written = [write.to for write in writes if isinstance(write.to, MemoryOf)]
         late = set()
-        for index in (each.index for each in (*unrecorded, *moves)):
+        for index in (each.index for each in (*written, *moves)):
             late.add(self.inputs.aliases[index].storage)
             late.add(self.tracer.alias(self.inputs.leaves[index].value).storage)
         return late

@@ -46,12 +46,12 @@ def return_results(
         for index, (path, leaf) in enumerate(leaves)
     )
     metadata_changes = changes.metadata()
-    # Views are replayed while the graph is made known to autograd: after writes that autograd
-    # records, but before anything else that changes their memory.
+    # Views are replayed while the graph is made known to autograd: after writes to inputs, but
+    # before anything else that changes their memory.
     late = changes.late_storages(writes, metadata_changes)
     _regenerate_views(tracer, outputs.nodes, late)
     view_values = _view_values(tracer, recipes, results, leaves, writes, late)
-    view_values += _values_of_input_views(tracer, recipes, late)
+    view_values += _values_of_input_views(tracer, recipes, writes, late)
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
         inputs.describe_token(tracer.scope.entry_token)
@@ -128,7 +128,7 @@ def _view_values(
 
 
 def _values_of_input_views(
-    tracer: Tracer, recipes: Recipes, late: set[Storage]
+    tracer: Tracer, recipes: Recipes, writes: Sequence[Write], late: set[Storage]
 ) -> tuple[tuple[int, int], ...]:
     """(output, recipe) for inputs that are views of what was written, and lead to results.
 
@@ -136,6 +136,7 @@ def _values_of_input_views(
     """
     values: dict[int, int] = {}
     outputs = set(recipes.outputs.nodes)
+    written = {write.to.index: write.value for write in writes if not write.recorded}
     for index, alias in recipes.inputs.aliases.items():
         tensor = recipes.inputs.leaves[index].value
         if alias.storage in late:
@@ -143,8 +144,14 @@ def _values_of_input_views(
         if not (tensor._is_view() and alias.is_regenerated) or alias.gradient_edge is None:
             continue
         node = tracer.node(tensor)
-        if node.op == "call_function" and node not in outputs and _reaches(node, outputs):
-            values[recipes.outputs.replay_value(node)] = recipes.add(FromCaller(index))
+        if node.op != "call_function" or not _reaches(node, outputs):
+            continue
+        output = written.get(index)
+        if output is None or recipes.outputs.nodes[output] is not node:
+            if node in outputs:
+                continue
+            output = recipes.outputs.replay_value(node)
+        values[output] = recipes.add(FromCaller(index))
     return tuple(values.items())
 
 

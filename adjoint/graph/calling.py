@@ -194,6 +194,12 @@ class Write:
     value: int
     recorded: bool
 
+    @property
+    def is_early_and_unrecorded(self) -> bool:
+        """Whether it is to memory of which views may be made right after it."""
+        is_moved = isinstance(self.to, FromCaller) and self.to.moved
+        return not (self.recorded or is_moved or isinstance(self.to, MemoryOf))
+
 
 @dataclass(frozen=True, slots=True)
 class SetRequiresGrad:

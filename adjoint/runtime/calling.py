@@ -188,6 +188,7 @@ class BetweenSegments:
             return self.early.write(output, value, to)
         if position is None:
             return value
+        self.early.write_unrecorded(outputs)
         shown = Results(self.calling, self.inputs, outputs, self.made).at(position)
         if isinstance(self.calling.recipes[position], FromCaller):
             assert isinstance(shown, torch.Tensor)

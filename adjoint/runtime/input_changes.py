@@ -77,10 +77,11 @@ class Versions:
 
 
 class EarlyWrites:
-    """Recorded writes to inputs, before results that are computed from what was written."""
+    """Writes to inputs, before results that are computed from what was written."""
 
     def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
         self.inputs = inputs
+        self._unrecorded = [write for write in calling.writes if write.is_early_and_unrecorded]
         self.versions = Versions(calling, inputs)
         self.outputs: set[int] = set()
         """The outputs that were written."""
@@ -96,6 +97,14 @@ class EarlyWrites:
         # A view that is made from now on would be regenerated if its version changed later.
         self.versions.advance()
         return with_history_of(target, value)
+
+    def write_unrecorded(self, outputs: Sequence[TorchValue]) -> None:
+        """Write what autograd does not record, before views of that memory are made."""
+        if self._unrecorded:
+            _write(self._unrecorded, self.inputs, outputs)
+            self.outputs.update(write.value for write in self._unrecorded)
+            self._unrecorded = []
+            self.versions.advance()
 
 
 def with_history_of(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

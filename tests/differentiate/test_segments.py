@@ -285,7 +285,15 @@ def both_are_written(x: Tensor, y: Tensor) -> Results:
     return (x * y).sum(), y.sin()
 
 
+def a_view_of_what_was_written_without_history(x: Tensor, y: Tensor) -> Results:
+    with torch.no_grad():
+        x.mul_(y)
+    turned = x.t()
+    return turned, turned.sin().sum(), x * 2
+
+
 WRITING = [
+    a_view_of_what_was_written_without_history,
     computed_from_what_was_written,
     written_and_returned,
     written_after_a_result,
@@ -357,9 +365,29 @@ def a_view_of_the_view(base: Tensor, view: Tensor, other: Tensor) -> Results:
     return part, part.exp() * other[0, 0], other
 
 
+def through_the_base_without_history(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    with torch.no_grad():
+        base.mul_(2)
+    part = view[1:]
+    return view * view, part, part.exp() * other.sum()
+
+
+def through_a_view_without_history(base: Tensor, view: Tensor, other: Tensor) -> Results:
+    view.detach().mul_(2)
+    return view * view, base.cos(), other.exp()
+
+
 @pytest.mark.parametrize(
     "program",
-    [through_the_base, through_a_view, through_two_views, without_the_base, a_view_of_the_view],
+    [
+        through_the_base,
+        through_a_view,
+        through_two_views,
+        without_the_base,
+        a_view_of_the_view,
+        through_the_base_without_history,
+        through_a_view_without_history,
+    ],
 )
 def test_inputs_that_are_views_of_what_is_written(program: Callable[..., Results]) -> None:
     found = []
