@@ -127,6 +127,20 @@ class InputChanges:
             late.add(self.tracer.alias(self.inputs.leaves[index].value).storage)
         return late
 
+    def moved_early(
+        self, writes: Sequence[Write], moves: Sequence[ReplayMetadataOp | AssignData]
+    ) -> set[int]:
+        """The inputs that were moved, if by view ops which autograd records, and not written to.
+
+        They may be moved before results are computed from them.
+        """
+        if not all(isinstance(each, ReplayMetadataOp) and _is_recorded(each) for each in moves):
+            return set()
+        moved = {each.index for each in moves}
+        written = {self.inputs.aliases[each.to.index].storage for each in writes}
+        is_written = any(self.inputs.aliases[index].storage in written for index in moved)
+        return set() if is_written else moved
+
     def _metadata(self, index: int, change: MetadataChange) -> ReplayMetadataOp | AssignData:
         wanted = MetadataMutation(self.inputs.described(index))
 
@@ -192,3 +206,9 @@ class InputChanges:
             for index, offset, nbytes in rows
             if isinstance(offset, int) and isinstance(nbytes, int)
         )
+
+
+def _is_recorded(move: ReplayMetadataOp) -> bool:
+    """Whether it is an in-place view op that autograd records."""
+    has_derivative = move.op._schema.name not in ("aten::set_", "aten::resize_", "aten::detach_")
+    return has_derivative and move.mode.grad_enabled and not move.mode.inference

@@ -52,6 +52,9 @@ def return_results(
     _regenerate_views(tracer, outputs.nodes, late)
     view_values = _view_values(tracer, recipes, results, leaves, writes, late)
     view_values += _values_of_input_views(tracer, recipes, writes, late)
+    view_values += _values_of_moved_inputs(
+        tracer, recipes, changes.moved_early(writes, metadata_changes)
+    )
     if tracer.scope.token is not None:
         assert tracer.scope.entry_token is not None
         inputs.describe_token(tracer.scope.entry_token)
@@ -152,6 +155,22 @@ def _values_of_input_views(
                 continue
             output = recipes.outputs.replay_value(node)
         values[output] = recipes.add(FromCaller(index))
+    return tuple(values.items())
+
+
+def _values_of_moved_inputs(
+    tracer: Tracer, recipes: Recipes, moved: set[int]
+) -> tuple[tuple[int, int], ...]:
+    """(output, recipe) for inputs that have a new history by view ops, and lead to results."""
+    values: dict[int, int] = {}
+    outputs = set(recipes.outputs.nodes)
+    for index in sorted(moved):
+        tensor = recipes.inputs.leaves[index].value
+        node = tracer.node(tensor)
+        has_history = tracer.alias(tensor).gradient_edge is not None
+        is_new = node.op == "call_function" and node not in outputs
+        if has_history and is_new and _reaches(node, outputs):
+            values[recipes.outputs.replay_value(node)] = recipes.add(FromCaller(index))
     return tuple(values.items())
 
 

@@ -25,7 +25,7 @@ from adjoint.graph.leaves import copy_with_strides
 from adjoint.graph.metadata import Mode
 from adjoint.open_types import TorchValue
 from adjoint.runtime.input_changes import (
-    EarlyWrites,
+    EarlyChanges,
     mutate_inputs,
     whole_memory,
     with_history_of,
@@ -160,10 +160,10 @@ class BetweenSegments:
         self.calling = calling
         self.inputs = inputs
         self.made: dict[int, object] = {}
-        self.early = EarlyWrites(calling, inputs)
+        self.early = EarlyChanges(calling, inputs)
         self._shown = dict(calling.view_values)
         # An input that metadata ops move has the shape of what is written to it only after them.
-        moving = {move.index for move in calling.metadata_changes}
+        self._moving = moving = {move.index for move in calling.metadata_changes}
         writes = calling.recorded_writes.items()
         self._inputs_for = {value: to for value, to in writes if to.index not in moving}
 
@@ -189,8 +189,12 @@ class BetweenSegments:
         if position is None:
             return value
         self.early.write_unrecorded(outputs)
-        shown = Results(self.calling, self.inputs, outputs, self.made).at(position)
-        if isinstance(self.calling.recipes[position], FromCaller):
+        recipe = self.calling.recipes[position]
+        results = Results(self.calling, self.inputs, outputs, self.made)
+        if isinstance(recipe, FromCaller) and recipe.index in self._moving:
+            self.early.move(results)
+        shown = results.at(position)
+        if isinstance(recipe, FromCaller):
             assert isinstance(shown, torch.Tensor)
             assert isinstance(value, torch.Tensor)
             # The memory of an input may be written to once more.

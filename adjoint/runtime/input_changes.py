@@ -32,32 +32,40 @@ from adjoint.torch_private.storages import foreach_copy
 
 def mutate_inputs(
     calling: CallingConvention,
-    inputs: Sequence[TorchValue],
+    inputs: Sequence[object],
     results: Results,
-    early: EarlyWrites | None = None,
+    early: EarlyChanges | None = None,
 ) -> None:
-    """Apply the program's mutations to the caller's inputs, except for the `early` writes."""
+    """Apply the program's mutations to the caller's inputs, except for the `early` ones."""
     versions = Versions(calling, inputs) if early is None else early.versions
     written = () if early is None else early.outputs
-    # Views of an input are made before a metadata op changes the memory that the input covers, and
-    # so are tensors that show the memory which another input moves to.
-    moving = {move.index for move in calling.metadata_changes}
     remaining = [write for write in calling.writes if write.value not in written]
     _write([each for each in remaining if not _is_moved(each)], inputs, results.outputs)
-    results.make_views_of(moving)
-    for move in [_with_memory(move, moving, results) for move in calling.metadata_changes]:
-        if isinstance(move, AssignData):
-            inputs[move.index].data = results.make(move.value)
-        else:
-            _replay_metadata_op(move, inputs, results)
+    if early is None or not early.has_moved:
+        _move(calling, inputs, results)
     _write([each for each in remaining if _is_moved(each)], inputs, results.outputs)
     for flag in calling.requires_grad_changes:
-        inputs[flag.index].requires_grad_(flag.requires_grad)
+        _target(FromCaller(flag.index), inputs).requires_grad_(flag.requires_grad)
     versions.advance()
     for write in calling.writes:
         if write.recorded:
             # In eager, what was written to is up to date; hooks on an outdated view crash torch.
             _update_history(_target(write.to, inputs))
+
+
+def _move(calling: CallingConvention, inputs: Sequence[object], results: Results) -> None:
+    """Change the metadata of inputs.
+
+    Views of an input are made before a metadata op changes the memory that the input covers, and so
+    are tensors that show the memory which another input moves to.
+    """
+    moving = {move.index for move in calling.metadata_changes}
+    results.make_views_of(moving)
+    for move in [_with_memory(move, moving, results) for move in calling.metadata_changes]:
+        if isinstance(move, AssignData):
+            _target(FromCaller(move.index), inputs).data = results.make(move.value)
+        else:
+            _replay_metadata_op(move, inputs, results)
 
 
 class Versions:
@@ -76,11 +84,14 @@ class Versions:
             set_version(tensor, tensor._version + by)
 
 
-class EarlyWrites:
-    """Writes to inputs, before results that are computed from what was written."""
+class EarlyChanges:
+    """Changes of inputs, made before results that are computed from what has changed."""
 
     def __init__(self, calling: CallingConvention, inputs: Sequence[object]) -> None:
+        self.calling = calling
         self.inputs = inputs
+        self.has_moved = False
+        """Whether metadata has changed."""
         self._unrecorded = [write for write in calling.writes if write.is_early_and_unrecorded]
         self.versions = Versions(calling, inputs)
         self.outputs: set[int] = set()
@@ -98,12 +109,19 @@ class EarlyWrites:
         self.versions.advance()
         return with_history_of(target, value)
 
-    def write_unrecorded(self, outputs: Sequence[TorchValue]) -> None:
+    def write_unrecorded(self, outputs: Sequence[object]) -> None:
         """Write what autograd does not record, before views of that memory are made."""
         if self._unrecorded:
             _write(self._unrecorded, self.inputs, outputs)
             self.outputs.update(write.value for write in self._unrecorded)
             self._unrecorded = []
+            self.versions.advance()
+
+    def move(self, results: Results) -> None:
+        """Change the metadata of all inputs, once."""
+        if not self.has_moved:
+            self.has_moved = True
+            _move(self.calling, self.inputs, results)
             self.versions.advance()
 
 

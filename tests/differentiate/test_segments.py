@@ -417,6 +417,51 @@ def test_inputs_that_are_views_of_what_is_written(program: Callable[..., Results
     torch.testing.assert_close(found[1], found[0])
 
 
+def transposed(base: Tensor, view: Tensor) -> Results:
+    before = base + 1
+    base.t_().unsqueeze_(0)
+    return before, base * base, base.sum() * base.exp()
+
+
+def a_view_is_moved(base: Tensor, view: Tensor) -> Results:
+    part = view[1:]
+    view.transpose_(0, 1)
+    return part, view.exp(), view * base.sum()
+
+
+def both_are_moved(base: Tensor, view: Tensor) -> Results:
+    view.as_strided_((2, 2), (1, 2), 3)
+    base.swapaxes_(0, 1)
+    return view * view, base @ base
+
+
+@pytest.mark.parametrize("program", [transposed, a_view_is_moved, both_are_moved])
+def test_inputs_that_are_moved_in_place(program: Callable[..., Results]) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        root = leaf(3, 3)
+        base = root * 1
+        inputs = (base, base[1:])
+        run = bridged(program, *inputs) if compiled else program
+        results = run(*inputs)
+        versions = [each._version for each in inputs]
+        others = (*results, *inputs, root)
+        seen: list[Any] = [*results, *inputs, versions]
+        for head in (*results, *inputs):
+            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
+                (head * head).sum(), others, create_graph=True, allow_unused=True
+            )
+            seen += slopes
+            curved = [each.sin().sum() for each in slopes if each is not None]
+            seen += torch.autograd.grad(
+                torch.stack(curved).sum(), others, retain_graph=True, allow_unused=True
+            )
+        found.append(seen)
+    assert [each is None for each in found[1]] == [each is None for each in found[0]]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def counts(counter: Tensor, view: Tensor) -> None:
     counter.add_(1)
 
