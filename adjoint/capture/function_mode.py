@@ -26,6 +26,9 @@ from adjoint.trace.tracer import Tracer
 _CHANGE_HISTORY = frozenset(
     {
         torch.Tensor.detach_,
+        torch.detach_,
+        torch.ops.aten.detach_,
+        torch.ops.aten.detach_.default,
         torch.Tensor.requires_grad_,
         torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.parity import ROUTES, Route, Row, Table, grown, leaf, plain
@@ -41,6 +42,15 @@ def requires_grad_no_more(x: Tensor) -> tuple[Tensor, Tensor]:
 def a_view_comes_to_require_grad(x: Tensor, view: Tensor) -> Tensor:
     view.requires_grad_()
     return x * 2
+
+
+@table(lambda: grown(3))
+def detached_by_functions(x: Tensor) -> tuple[Tensor, Tensor]:
+    y, z = x * 2, x * 3
+    torch.detach_(y)
+    torch.ops.aten.detach_(z)
+    torch.ops.aten.detach_.default(x)
+    return x * y, y * z
 
 
 @table(lambda: leaf(3), dynamo=False)
