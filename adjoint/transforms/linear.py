@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 from torch import fx
@@ -22,7 +23,9 @@ from adjoint.graph.metadata import (
     set_mode,
     set_output_descriptors,
 )
+from adjoint.graph.operations import with_data
 from adjoint.graph.purity import draws
+from adjoint.graph.reachability import reachable
 from adjoint.graph.subgraphs import subgraphs_of
 from adjoint.optimize.cse import merge_common_subexpressions
 from adjoint.torch_private import trees
@@ -228,6 +231,22 @@ def _record_everywhere(graph_module: fx.GraphModule, is_body: bool = False) -> b
             mode, enabled = mode_of(node), is_body or forward_mode_was_enabled(node)
             found |= enabled and not mode.grad_enabled and bool(node.all_input_nodes)
             set_mode(node, replace(mode, grad_enabled=enabled))
+        if node.target is with_data and mode_of(node).grad_enabled:
+            _let_data_be_differentiated(node)
     for body in subgraphs_of(graph_module).values():
         _record_everywhere(body, is_body=True)
     return found
+
+
+def _let_data_be_differentiated(written: fx.Node) -> None:
+    """Let the value of a tensor that was written to under `no_grad` be that of an ordinary write.
+
+    A write to what was detached stays as it is: forward mode does not pass through it either.
+    """
+    history, data = written.args
+    assert isinstance(history, fx.Node)
+    assert isinstance(data, fx.Node)
+    before = reachable([history], attrgetter("all_input_nodes"))
+    made = reachable([data], lambda n: [each for each in n.all_input_nodes if each not in before])
+    if not any(each.target is torch.ops.aten.detach.default for each in made - before):
+        written.replace_all_uses_with(data)

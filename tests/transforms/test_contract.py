@@ -298,6 +298,9 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
     "no_grad, by columns": lambda f: f.jacfwd(without_history)(X),
     "no_grad, reverse": lambda f: f.jacrev(without_history)(X),
     "no_grad, twice": lambda f: f.hessian(lambda x: without_history(x).sum())(X),
+    "write under no_grad": lambda f: f.jvp(written_without_history, (X,), (X,)),
+    "write under no_grad, reverse": lambda f: f.jacrev(written_without_history)(X),
+    "write under no_grad, by columns": lambda f: f.jacfwd(written_without_history)(X),
     "draws": lambda f: f.jacfwd(lambda x: x * torch.rand(5).ge(2), randomness="different")(X),
     "a custom function": lambda f: f.jvp(doubled, (X,), (X,)),
     "a custom function by columns": lambda f: f.jacfwd(lambda x: doubled(x) * x)(X),
@@ -308,6 +311,15 @@ def without_history(x: Tensor) -> Tensor:
     with torch.no_grad():
         y = x.sin()
     return y * x * x.detach()
+
+
+def written_without_history(x: Tensor) -> Tensor:
+    y = x.sin()
+    with torch.no_grad():
+        y.mul_(3)
+        y[:2].add_(x[:2])
+    y.data.mul_(2)
+    return y * y * x
 
 
 class Doubled(torch.autograd.Function):
