@@ -93,7 +93,7 @@ def never_zero(shape_env: ShapeEnv, symbols: Iterable[sympy.Symbol]) -> list[sym
 _aten = torch.ops.aten
 _SQUEEZES = frozenset(
     op
-    for packet in (_aten.squeeze, _aten.squeeze_)
+    for packet in (_aten.squeeze, _aten.squeeze_, _aten.squeeze_copy)
     for op in (packet.default, packet.dim, packet.dims)
 )
 

@@ -95,9 +95,12 @@ def test_sizes_become_symbols_once_they_change() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1, 4, 5, 1], [4, 1, 5]])
-def test_a_size_that_is_squeezed_is_guarded(sizes: list[int]) -> None:
+@pytest.mark.parametrize("squeeze", [torch.squeeze, torch.squeeze_copy])
+def test_a_size_that_is_squeezed_is_guarded(
+    squeeze: Callable[[Tensor, int], Tensor], sizes: list[int]
+) -> None:
     def program(x: Tensor) -> tuple[Tensor, int]:
-        squeezed = x.sin().squeeze(1)
+        squeezed = squeeze(x.sin(), 1)
         return squeezed * 2, squeezed.dim()
 
     compiled = Counting(program, dynamic=True)
