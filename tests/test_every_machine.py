@@ -15,6 +15,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from adjoint.emit.llvm import emit_module
 from adjoint.emit.nvptx import emit_module as emit_grid
@@ -29,7 +30,15 @@ from adjoint.runtime.gpu.assembly import assemble
 from adjoint.target import CPU, Machine, Target, cpu_target, cuda_target
 from tests.assembler import ASSEMBLER, said_of
 from tests.loops.test_pointwise import DTYPES, SAMPLES, compared, eager_takes, sample
-from tests.lower.definitions import test_indexing, test_reductions
+from tests.lower.compositions.test_registry import FAMILIES
+from tests.lower.definitions import (
+    test_creation,
+    test_formulas,
+    test_indexing,
+    test_pieces,
+    test_random,
+    test_reductions,
+)
 from tests.lower.definitions.samples import check_rows, check_samples, numbers, takes
 from tests.lowering import graph_of, lower
 
@@ -74,12 +83,30 @@ def scatters(dtype: torch.dtype) -> list[Call]:
     return [(call, inputs) for call, inputs in made if takes(call, *inputs)]
 
 
+def rest(dtype: torch.dtype) -> list[Call]:
+    """What is computed by other definitions, and as a program of several operators."""
+    rows = [*test_creation.ROWS, *test_pieces.ROWS]
+    made: list[Call] = [(call, [numbers(3, 4, 5, dtype=dtype)]) for _, call in rows]
+    samples = [*test_formulas.SAMPLES, *test_pieces.SAMPLES]
+    made += [(call, inputs(dtype)) for _, call, inputs in samples]
+    made += [(draws(bits, dtype), [test_random.SEEDS]) for bits in (24, 53)]
+    if dtype.is_floating_point:
+        composed = [row for family in FAMILIES for row in family.ROWS]
+        made += [(call, [each(dtype) for each in inputs]) for _, call, inputs in composed]
+    return [(call, inputs) for call, inputs in made if takes(call, *inputs)]
+
+
+def draws(bits: int, dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda seeds: test_random.bits(seeds, bits, [5, 7], [7, 1]).to(dtype)
+
+
 def kernels_of(cases: Sequence[Call], target: Target | None = None) -> list[Kernel]:
     """Those of one graph that has all calls, each once."""
 
     def every(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        rest = iter(tensors)
-        return [call(*(next(rest) for _ in inputs)) for call, inputs in cases]
+        given = iter(tensors)
+        made = [call(*(next(given) for _ in inputs)) for call, inputs in cases]
+        return [leaf for leaf in tree_leaves(made) if leaf is not None]
 
     plan = lower(
         graph_of(every, [t for _, inputs in cases for t in inputs]),
@@ -92,7 +119,8 @@ def kernels_of(cases: Sequence[Call], target: Target | None = None) -> list[Kern
 
 def check_calls(kernels: Sequence[Kernel], machine: Machine) -> None:
     assert kernels, "nothing became a kernel"
-    symbols = symbols_of(compile_object(emit_module(kernels, machine.attributes), machine))
+    text = emit_module(kernels, machine.attributes, machine.vector_bytes)
+    symbols = symbols_of(compile_object(text, machine))
     assert {kernel.name for kernel in kernels} <= symbols.defined
     assert symbols.undefined <= {*SUPPORT, *C_FUNCTIONS, *THREADS}
 
@@ -107,6 +135,7 @@ def test_code_for_another_machine_calls_nothing_unknown(place: int) -> None:
     cases = pointwise(share(place), torch.float16)
     cases += reductions(torch.float16)[place :: len(MACHINES)]
     cases += scatters(torch.float16)[place :: len(MACHINES)]
+    cases += rest(torch.float16)[place :: len(MACHINES)]
     check_calls(kernels_of(cases), MACHINES[place])
 
 
@@ -122,6 +151,7 @@ def test_no_code_for_another_machine_calls_anything_unknown(
             check_calls(kernels_of(cases), machine)
     check_calls(kernels_of(reductions(dtype)), machine)
     check_calls(kernels_of(scatters(dtype)), machine)
+    check_calls(kernels_of(rest(dtype)), machine)
 
 
 def at_hand(level: str) -> Any:
@@ -199,6 +229,7 @@ def test_code_for_a_gpu_is_assembled(place: int, tmp_path: Path) -> None:
     cases = pointwise(OPS[place :: 3 * len(CAPABILITIES)], torch.float16)
     cases += reductions(torch.float16)[place :: len(CAPABILITIES)]
     cases += scatters(torch.float16)[place :: len(CAPABILITIES)]
+    cases += rest(torch.float16)[place :: 2 * len(CAPABILITIES)]
     assembled(cases, CAPABILITIES[place], tmp_path)
 
 
@@ -215,3 +246,4 @@ def test_all_code_for_a_gpu_is_assembled(
             assembled(cases, capability, tmp_path)
     assembled(reductions(dtype), capability, tmp_path)
     assembled(scatters(dtype), capability, tmp_path)
+    assembled(rest(dtype), capability, tmp_path)

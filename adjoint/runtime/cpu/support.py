@@ -12,7 +12,8 @@ import ctypes
 from collections.abc import Mapping
 
 C_FUNCTIONS = frozenset(
-    ["memcpy", "memmove", "memset", "memcmp"]
+    # LLVM calls `bzero` on macOS, where zeros are written.
+    ["memcpy", "memmove", "memset", "memcmp", "bzero"]
     + [
         name + suffix
         for name in ("fma", "floor", "ceil", "trunc", "rint", "nearbyint", "round", "roundeven")
