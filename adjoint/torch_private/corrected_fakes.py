@@ -207,7 +207,7 @@ def _softmax_backward(op: Callee, cotangent: Tensor, *args: object) -> object:
 
 
 def _embedding_bag(op: Callee, weight: Tensor, *args: object, **kwargs: object) -> object:
-    """As float16, bfloat16 takes the fast path, which returns no map from indices to bags."""
+    """bfloat16 takes the fast path of float16, which returns no map from indices to bags."""
     if weight.dtype is not torch.bfloat16:
         return op(weight, *args, **kwargs)
 

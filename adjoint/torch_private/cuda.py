@@ -74,8 +74,8 @@ class DrawingGraph:
     """A CUDA graph of torch's, whose replays draw new random numbers.
 
     A replay takes as many numbers from the device's default generator as were drawn while it was
-    captured, and advances the generator accordingly.  It has a memory pool of its own, because
-    torch gives up a pool for good with the last of its graphs.
+    captured, and advances the generator accordingly.  It has a memory pool of its own: when the
+    last graph of a pool is freed, torch allows no further capture into that pool.
     """
 
     def __init__(self, work: Callable[[], None], device: int) -> None:
@@ -88,7 +88,7 @@ class DrawingGraph:
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 self._graph.capture_end()
-            # A capture that failed leaves the generator's state waiting for the end of it.
+            # After a failed capture the generator's state is still marked as capturing.
             generator = torch.cuda.default_generators[device]
             generator.graphsafe_set_state(generator.clone_state())
             raise

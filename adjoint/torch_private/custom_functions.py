@@ -47,9 +47,9 @@ class _Tracing(threading.local):
     """What this thread traces."""
 
     is_ours = False
-    """Frames of our backend."""
+    """Whether the frame is compiled for our backend."""
     differentiably = False
-    """A custom function whose backward may be differentiated."""
+    """Whether it traces a custom function whose backward may be differentiated."""
     backwards: tuple[object, ...] = ()
     """The backwards that are being traced, each applied in the one before."""
 

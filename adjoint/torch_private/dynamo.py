@@ -1,4 +1,4 @@
-"""Dynamo: fakes and names of a graph's inputs, and how frames are compiled for our backend."""
+"""Dynamo: how it compiles frames for our backend, why it recompiles them, and what it keeps."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def adapt_frames(
     Derivatives inside of a frame are part of its graph, unless the backend raises `leaves_graph`:
     the frame is then compiled again, and its graph ends before `torch.autograd.grad`.
 
-    By default Dynamo specializes on them before a backend sees the graph, and it has no setting per
-    backend.  A frame that needs the specialization (a size of 1 that broadcasts) is compiled again
-    with it, unless the error `is_final`.  Both attempts run in the context `during`.
+    By default Dynamo specializes on these sizes before a backend sees the graph, and it has no
+    setting per backend.  A frame that needs the specialization (a size of 1 that broadcasts) is
+    compiled again with it, unless the error `is_final`.  Both attempts run in the context `during`.
     """
     original = convert_frame._compile
     if getattr(original, "_adjoint", False):

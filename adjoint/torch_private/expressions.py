@@ -2,7 +2,7 @@
 
     s0 * 2 + 1      ["Add", 1, ["Mul", 2, ["Symbol", "s0", "positive integer"]]]
 
-Reading builds the same expression: what sympy would write otherwise is refused when it is written.
+Reading builds the same expression: one that would be read back as another is refused by `written`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _written(expr: sympy.Basic) -> object:
 
 
 def written(expr: sympy.Basic) -> object:
-    """The lists of an expression; raises `ValueError` if it has a part that none stands for."""
+    """The lists of an expression; raises `ValueError` if they cannot represent a part of it."""
     return int(expr) if expr.is_Integer else _written(expr)
 
 
@@ -174,7 +174,7 @@ def _shown(expr: sympy.Basic) -> str:
 def environment(shape_env: ShapeEnv | None, numbers: Sequence[object]) -> list[str]:
     """What torch knows of the symbols in `numbers` besides their values in the captured call.
 
-    Whoever branches on such a value assumes that others take the same branch, and checks it.
+    The values are left out: code that branches on one of them adds an assumption with a guard.
     """
     if shape_env is None or not numbers:
         return []
@@ -237,8 +237,8 @@ def assume(
 ) -> bool:
     """Assume what a cached derivative or program assumes about sizes.
 
-    False, and nothing is assumed, if the sizes of the captured call violate it.  `is_noted`: it is
-    noted for those who run what was read, because Dynamo does not check it.
+    False, and nothing is assumed, if the sizes of the captured call violate it.  `is_noted`: each
+    is added to `assumed(shape_env)`, which the runtime checks because Dynamo does not.
     """
     if shape_env is None:
         return not assumed

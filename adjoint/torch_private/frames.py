@@ -25,7 +25,7 @@ def left_alone_by_dynamo(function: Function) -> Function:
 
 
 def not_traced(function: Function) -> Function:
-    """The same, and frames that Dynamo compiles are not traced into it: they break there."""
+    """As `left_alone_by_dynamo`; in a frame that Dynamo traces, a call is a graph break, too."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return left_alone_by_dynamo(function)
 

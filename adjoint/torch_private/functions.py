@@ -1,7 +1,7 @@
-"""The names of torch's own functions, as graphs of Dynamo's call them.
+"""Names for functions of torch and Python that graphs of Dynamo call.
 
-A name stands for a function only if it leads to that very function, and only if the function is
-torch's or Python's own: what a user has put in the place of one has no name.
+A function has a name only if looking up the name finds the same function, and if torch or Python
+defines it: a function with which a user has replaced one of torch's has none.
 """
 
 from __future__ import annotations

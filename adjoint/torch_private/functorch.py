@@ -44,7 +44,7 @@ def outside_functorch() -> contextlib.AbstractContextManager[Sequence[object]]:
 def applied_by_level(function: type, *args: object, **kwargs: object) -> object:
     """`function.apply(*args)` of a custom autograd function, by the innermost level.
 
-    A `vmap` batches it by its own rule, or by one that it asks torch to derive, and applies what it
-    has then outside of the level.
+    A level of `vmap` makes a batched function, by the `vmap` rule of `function` or by one that
+    torch generates for it, and applies that outside of the level.
     """
     return dispatch_functorch(custom_function_call, (function, *args), kwargs)

@@ -44,7 +44,7 @@ class TensorObjects:
     """What native code has to know of Python's tensors."""
 
     offset: int
-    """The bytes from the address of an object to its `at::Tensor`."""
+    """The bytes from the address of a Python tensor to its `at::Tensor`."""
     usual: int
     """The address of the type that most tensors have."""
     root: int
@@ -53,7 +53,10 @@ class TensorObjects:
 
 @functools.cache
 def tensor_objects() -> TensorObjects | None:
-    """None if Python objects do not look as expected: native code then is not given tensors."""
+    """What native code has to know; None if objects have another layout.
+
+    Native code is then given addresses of memory in place of tensors.
+    """
     if sys.implementation.name != "cpython":
         return None
     with torch.inference_mode(False), torch.no_grad():
@@ -66,7 +69,7 @@ def tensor_objects() -> TensorObjects | None:
 
 
 def _offsets(tensor: torch.Tensor) -> set[int]:
-    """Where the object has the address of its `TensorImpl`, which is all of an `at::Tensor`."""
+    """Offsets in the object of the address of its `TensorImpl`, the only member of `at::Tensor`."""
     words = _words(tensor, torch.Tensor.__basicsize__ // _WORD_BYTES)
     return {_WORD_BYTES * place for place, word in enumerate(words) if word == tensor._cdata}
 
@@ -82,9 +85,9 @@ def _words(tensor: torch.Tensor, count: int) -> list[int]:
 
 @functools.cache
 def node_offset() -> int | None:
-    """The bytes from the object of a `torch.autograd.Function`'s node to the node's address.
+    """The offset, in the Python object of a `torch.autograd.Function`'s node, of its C++ address.
 
-    Object and node refer to each other.  None if that is not found.
+    It is found because the C++ node points back to the Python object; None if it is not found.
     """
     if sys.implementation.name != "cpython" or not sys.platform.startswith("linux"):
         return None
@@ -107,7 +110,7 @@ class _Sample(torch.autograd.Function):
 
 
 def _references(node: object, memory: BinaryIO) -> set[int]:
-    """Where the object of a node has an address at which there is a reference to the object."""
+    """Offsets in the object of a node of pointers to memory that points back to the object."""
     count = type(node).__basicsize__ // _WORD_BYTES
     words = list((ctypes.c_uint64 * count).from_address(id(node)))
     return {

@@ -18,7 +18,7 @@ _STARTS = ("failed ", "Failed ", "fake tensor raised ")
 class _Unlogged(threading.local):
     """A context in which errors of fakes are raised, and not logged as well, in this thread.
 
-    Whoever enters it answers for the error: by another attempt, or by what the user is told.
+    Code that enters it handles the error: it tries another way, or raises an error for the user.
     """
 
     depth = 0
@@ -30,7 +30,7 @@ class _Unlogged(threading.local):
         self.depth -= 1
 
     def is_logged(self, record: logging.LogRecord) -> bool:
-        """Whether `record`, of one of these modules, is not about an error that is answered for."""
+        """Whether a record of the `_LOGGERS` is logged: not, if it is an error in this context."""
         return not self.depth or not str(record.msg).startswith(_STARTS)
 
 

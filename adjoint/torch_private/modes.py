@@ -127,7 +127,10 @@ def isolated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_function_modes() -> Iterator[None]:
-    """Pop all function modes.  `__torch_function__` of fx proxies still works, unlike above."""
+    """Pop all function modes; `__torch_function__` of fx proxies and tensor subclasses still works.
+
+    (`without_torch_function` disables these as well.)
+    """
     modes: list[object] = []
     while torch._C._len_torch_function_stack():
         modes.append(torch._C._pop_torch_function_stack())

@@ -146,22 +146,23 @@ def implicitly_written_arguments(
 ) -> tuple[str, ...]:
     """The names of arguments that a call mutates although the schema does not declare it.
 
-    Batch norm updates its running statistics if `training` is true, or is no parameter of it.
+    Batch norm updates its running statistics if `training` is true, or if it takes no `training`.
     """
     if operator._schema.name not in _UPDATES_STATISTICS or not named.get("training", True):
         return ()
     return tuple(name for name in _STATISTICS if named.get(name) is not None)
 
 
-# Dispatch keys under which a library registers a derivative, its own or that of a definition.
+# Dispatch keys under which a library registers a derivative, or a definition by other ops that has
+# one.
 _DERIVED_BY = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
 
 
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
-    """Whether torch defines the op by other ops alone, of which eager autograd sees only those.
+    """Whether torch defines the op by other ops alone, so that eager autograd sees only those.
 
-    Not where there are kernels, too, with the definition for other devices: `silu_backward`.
+    An op that has kernels for a CPU or a GPU as well, such as `silu_backward`, is not composite.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = operator.name()

@@ -1,6 +1,7 @@
 """Expressions over sizes, computed: in Python, as Python source, as nodes of a graph, or recorded.
 
-One interpreter of torch's walks an expression; what its operations do is a class here for each way.
+Torch's interpreter of expressions, `sympy_interp`, calls a method for each operation; each of these
+ways is a class with such methods.
 """
 
 from __future__ import annotations

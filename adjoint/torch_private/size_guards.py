@@ -82,9 +82,10 @@ def guards_of(shape_env: ShapeEnv) -> list[sympy.Basic]:
 
 
 def never_zero(shape_env: ShapeEnv, symbols: Iterable[sympy.Symbol]) -> list[sympy.Basic]:
-    """That symbols are not 0, of those that are bounded from below: such a bound is no guard.
+    """For each symbol with a positive lower bound, the condition that it is not 0.
 
-    The conditions are not simplified: sympy takes symbols to be positive.
+    Such a bound is no guard of torch's.  The conditions are not simplified, because sympy takes
+    symbols to be positive and would make each of them true.
     """
     bounded = [each for each in symbols if shape_env.var_to_range[each].lower > 0]
     return [sympy.Ne(symbol, 0, evaluate=False) for symbol in bounded]

@@ -23,9 +23,9 @@ class Holders:
         self._memory = (self._storage.data_ptr(), self._storage.nbytes())
 
     def are_gone(self) -> bool:
-        """Whether no reference is left that did not exist at construction, nor any other sharing.
+        """Whether all references made since construction are gone, and the memory is the same.
 
-        A storage that was resized, or moved to memory that other processes share, has other memory.
+        Resizing a storage, or sharing it with other processes, gives it other memory.
         """
         return (
             _uses(self._address) == self._uses

@@ -141,7 +141,7 @@ def symbol_positions(values: Iterable[object]) -> list[tuple[sympy.Symbol, int, 
 
 
 def stride_symbol_positions(values: Iterable[object]) -> list[tuple[sympy.Symbol, int, int]]:
-    """The same for strides: symbol, index of the tensor and axis."""
+    """Each symbol that is a stride, the index of the tensor, and the axis."""
     return [
         (expr, index, axis)
         for index, value in enumerate(values)
