@@ -66,8 +66,8 @@ class MemoryReport:
     rates: Rates
     """The nominal rates of the target, for estimates of time."""
     seconds: float
-    """The time of the function and its first backward at these rates: a memory budget chooses what
-    is recomputed by it.  It compares choices, and is not what a clock would show."""
+    """The time of the function and its first backward, estimated from these rates: what a memory
+    budget compares to choose what is recomputed.  Measured times differ."""
 
     @property
     def bytes(self) -> int:

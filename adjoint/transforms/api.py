@@ -39,8 +39,9 @@ def grad(
 ) -> UserFunction:
     """The gradient of a scalar function, in the form of the arguments `argnums`.
 
-    `dynamic`, here and in all transforms: whether one program is for all sizes from the first call
-    on, or never; None: from the second value that a size has.  `options`, too: those of
+    All transforms take `dynamic` and `options`.  `dynamic` says which sizes are symbols, for all
+    values of which one program is compiled.  True: all, from the first call on; False: none; None:
+    those that have changed between calls.  `options` are those of
     `torch.compile(backend="adjoint", options=...)`.
 
         >>> import torch, adjoint
@@ -224,7 +225,7 @@ def linearize(
 
 
 def _linearize_in_torch(function: Callable[..., object], primals: tuple[object, ...]) -> object:
-    """With `torch.func.jvp`: `torch.func.linearize` takes no part in other transforms."""
+    """By `torch.func.jvp`, because `torch.func.linearize` does not nest in other transforms."""
     leaves, form = trees.flatten(primals)
 
     def jvp_fn(*tangents: object) -> object:

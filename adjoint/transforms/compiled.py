@@ -89,10 +89,10 @@ def linearized(
 
 
 def is_traced() -> bool:
-    """Whether a transform called now must be that of `torch.func`.
+    """Whether a transform called now has to be run by `torch.func`.
 
-    Dynamo is tracing it, or a capture is, inside a level of `torch.func`: such a level can batch
-    and differentiate ops, but not our graphs.
+    That is so while Dynamo traces, and in a capture inside a level of `torch.func`: such a level
+    can batch and differentiate ops, but not our graphs.
     """
     if torch.compiler.is_compiling():
         return True

@@ -59,7 +59,9 @@ class Fingerprint:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """What the function changes here, besides its arguments, is restored, and is an error."""
+        """A context that restores what the function has changed besides its arguments, and raises
+        `CaptureError` if there was such a change.
+        """
         put_back = self._reachable.snapshot()
         drawn = GeneratorStates()
         try:

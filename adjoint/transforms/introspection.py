@@ -76,14 +76,14 @@ def may_be_used(value: object) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """A number or another immutable constant, or a tuple of them."""
+    """Whether this is a number or another immutable constant, or a tuple of them."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return isinstance(value, NUMBERS)
 
 
 def shows_all(value: object) -> bool:
-    """All that the object holds is in attributes: its class is written in Python."""
+    """Whether attributes show all that the object holds: its class is written in Python."""
     kind = type(value)
     if isinstance(value, torch.nn.Module):
         return not isinstance(value, torch.jit.ScriptModule)

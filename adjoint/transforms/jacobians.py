@@ -147,7 +147,7 @@ def _compiled(
     dynamic: bool | None,
     options: OptionMapping,
 ) -> UserFunction:
-    """`in_torch`: torch's transform, which may take no keyword arguments for the function."""
+    """`in_torch`: torch's transform, which may pass no keyword arguments to the function."""
 
     def eager(*args: object, **kwargs: object) -> object:
         return in_torch(functools.partial(function, **kwargs) if kwargs else function)(*args)

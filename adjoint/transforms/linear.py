@@ -213,7 +213,7 @@ def _described(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _draws(graph_module: fx.GraphModule) -> bool:
-    """Some node draws random numbers."""
+    """Whether some node draws random numbers."""
     return any(map(draws, graph_module.graph.nodes)) or any(
         map(_draws, subgraphs_of(graph_module).values())
     )

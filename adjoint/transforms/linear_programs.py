@@ -21,7 +21,8 @@ from adjoint.transforms.compiled import TransformProgram
 from adjoint.transforms.kinds import Call
 from adjoint.transforms.linear import Linearized
 
-# From cotangents, or tangents, to the others.
+# From cotangents of the results to those of the inputs, or from tangents of the inputs to those of
+# the results.
 LinearMap: TypeAlias = Callable[[Sequence[object]], list[object]]
 
 

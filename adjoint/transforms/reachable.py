@@ -104,7 +104,7 @@ class Reachable:
         return snapshot(self._cells, self._containers)
 
     def end(self) -> None:
-        """Sort the containers by how they are compared later; of an empty one, only its length."""
+        """Sort the containers by how they are compared later: empty ones by their length alone."""
         containers = [*self._dicts, *self._collections]
         self._empty = [each for each in containers if not each]
         self._sizes = [each for each in containers if each]
