@@ -1,7 +1,7 @@
 """The cache of captures, derivatives and programs, for later processes.
 
 Every entry depends on its graph and on the versions of adjoint and torch; a capture also on modes
-and settings of torch, a derivative and a program on options and passes, a program on its target.
+and settings of torch, a derivative and a program on options, a program on its target.
 These are the facts by which it is found (`store/`).  Not cached is what has no text (`forms/`), and
 what depends on the user's code: no digest of a function tells everything that it reads.
 """

@@ -69,7 +69,8 @@ class Pass:
     def identity(self) -> str:
         """Equal for passes that do the same, in any process: name, place, and a digest of its code.
 
-        It is part of every key under which something that the pass made is stored.
+        It is no fact of cache entries, because functions with equal code may do different things:
+        with passes of the user neither derivatives nor programs are cached.
         """
         digest = hashlib.sha256()
         for function in self.defined_by or (self.run,):

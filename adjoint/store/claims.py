@@ -1,9 +1,9 @@
 """Claims: of several processes that need the same entry at once, one makes it and others wait.
 
-A claim is a symbolic link to a file that does not exist, whose name is that of the process. A link
-is there with its content or not at all, even on a full disk or if the process is killed. A claim
-is no lock: other processes wait for it for a bounded time, and not at all if the process has
-ended, and then make the entry themselves. At worst something is made twice.
+A claim is a symbolic link whose target does not exist: the name of the target says which process
+made it.  A link is created together with its target or not at all, even on a full disk or if the
+process is killed.  A claim is no lock: other processes wait for it for a bounded time, and not at
+all if its process has ended, and then make the entry themselves.  At worst it is made twice.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Folder:
         return entry
 
     def write(self, entry: Entry) -> None:
-        """Keep an entry; one of the same facts is replaced."""
+        """Write an entry; one of the same facts is replaced."""
         header = entry.header
         path = self._path(header.kind, header.facts)
         compared = [each.facts for each in self._of_subject(path)]

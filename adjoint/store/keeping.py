@@ -82,9 +82,9 @@ class Store:
         label: str = "",
         claim: Claim | None = None,
     ) -> None:
-        """Keep something for these facts a little later, unless too much waits to be written.
+        """Write an entry in the background, unless `MAX_PENDING_WRITES` entries wait already.
 
-        `claim`: released when it is written.
+        `claim`: released when the entry is written.
         """
         if not self._can_write:
             return
@@ -210,10 +210,10 @@ def kept_or_made(
     unsound: type[Exception],
     label: str,
 ) -> Value:
-    """What is kept for these facts, or else what `make` returns, which is then kept.
+    """The cached payload of these facts, or else what `make` returns, which is then cached.
 
-    `facts` None: nothing is kept.  `checked` reads either, and raises `unsound` for what it cannot
-    read.
+    `facts` None: nothing is cached.  `checked` reads either, and raises `unsound` for what it
+    cannot read.
     """
     store = current_store()
     if store is None or facts is None:

@@ -1,6 +1,6 @@
 """The default folder of the cache, if the option `cache` names none.
 
-The user's cache folder, by the convention of the platform.  The environment variable
+It is the user's cache folder, by the convention of the platform.  The environment variable
 `ADJOINT_CACHE` names another one, or says `off`.  What a compilation computes does not depend on
 it, so this is the one place that reads the environment.
 """

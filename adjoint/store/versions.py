@@ -1,4 +1,7 @@
-"""The versions of everything that takes part in a compilation: facts of every cache entry."""
+"""The versions of adjoint, torch and Python: facts of captures, derivatives and programs.
+
+Entries of machine code do not have them: their subject is LLVM IR, and the version of LLVM a fact.
+"""
 
 from __future__ import annotations
 
