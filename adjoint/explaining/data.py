@@ -77,7 +77,7 @@ class _Lines:
 
 
 class _Regions:
-    """Finds the values that the reverse nodes of each order are derivatives of."""
+    """Finds the forward values whose derivatives the reverse nodes of each order compute."""
 
     def __init__(self, graphs: Sequence[GraphHistory]) -> None:
         self._origins: dict[tuple[str, int], frozenset[int]] = {}
@@ -87,7 +87,7 @@ class _Regions:
                     self._origins.setdefault((value.name, graph.order), value.origins)
 
     def of(self, value: Value) -> list[int]:
-        """The origins of what a value is in the derivative of."""
+        """The origins of the forward value whose derivative `value` belongs to; else empty."""
         return [] if value.grad_of is None else sorted(self._origins.get(value.grad_of, ()))
 
 

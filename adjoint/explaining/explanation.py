@@ -64,7 +64,7 @@ class Explanation:
     compilations: tuple[Compilation, ...]
     """Functions that were compiled, and why if it was not for the first time."""
     cuda_graphs: tuple[str, ...] = ()
-    """Of programs on a GPU that are never replayed as a CUDA graph: why not."""
+    """For each program on a GPU that never replays a CUDA graph, the reason."""
     rates: Rates | None = None
     """The nominal rates of the machine."""
     files: Mapping[str, str] = field(default_factory=dict)

@@ -32,10 +32,10 @@ class Timing:
     order: int
     seconds: float
     bytes: int
-    """That it reads and writes, at least: each tensor once."""
+    """The bytes that it has to read and write: each tensor once."""
     flops: int
     kernels: tuple[str, ...]
-    """Names of records."""
+    """The names of its kernels in the explanation."""
     lines: tuple[str, ...]
     """The user's lines that it computes."""
 

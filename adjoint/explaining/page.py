@@ -14,7 +14,7 @@ from adjoint.open_types import FromText
 
 ASSETS = Path(__file__).parent / "assets"
 
-# The most lines of the difference that a pass makes which the page shows.
+# The most lines that the page shows of the difference between a graph before and after a pass.
 MAX_CHANGES = 4000
 
 _TABS = {

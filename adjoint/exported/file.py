@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 
 def schema() -> str:
-    """A digest of what the texts in a file may say; those of another version say other things."""
+    """A digest of the forms of the texts in a file, by which a file with other forms is refused."""
     return digest_of(f"{FORMAT}\n{RECORD_FORM.schema()}\n{PLAN_FORM.schema()}")[:16]
 
 

@@ -47,7 +47,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class BackwardRecord:
-    """A backward graph; its inputs and outputs as positions in a run."""
+    """A backward graph; numbers are positions among the values of a run of the forward graph."""
 
     of: tuple[int, ...]
     """The outputs whose cotangents it takes."""

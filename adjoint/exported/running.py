@@ -212,7 +212,7 @@ class _Sum:
 
 
 def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> list[object]:
-    """The outputs with a history that cannot be differentiated."""
+    """The outputs, with an autograd node that raises an error when it is differentiated."""
     floating = [place for place, each in enumerate(outputs) if is_floating(each)]
     traced = [each for each in inputs if requires_grad(each)]
     noted = _APPLY_END(order, [outputs[place] for place in floating], *traced)
@@ -223,7 +223,7 @@ def _ending(outputs: Sequence[object], inputs: Sequence[object], order: int) -> 
 
 
 class _End(torch.autograd.Function):
-    """Says that there is no further derivative, when it is asked for."""
+    """An autograd node that raises an error in its backward: this order was not exported."""
 
     @staticmethod
     def forward(

@@ -38,7 +38,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class BadTensors(ValueError):
-    """The bytes are no tensors, or the tensors have no such form; the message says why."""
+    """The bytes are no safetensors file, or tensors have no form in one; the message says why."""
 
 
 def written(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -121,7 +121,7 @@ class Version:
 
 
 def _same_layout(shape: Sequence[int], strides: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether strides are the same for elements that there are."""
+    """Whether strides are equal wherever they matter: along axes with more than one element."""
     if 0 in shape:
         return True
     pairs = zip(shape, strides, expected, strict=True)

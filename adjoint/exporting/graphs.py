@@ -218,7 +218,11 @@ class Exporting:
 
 
 def _groups(derivative: Derivative, results: Sequence[int]) -> list[tuple[int, ...]]:
-    """Results whose cotangents come together: those of parameters, and the rest one by one."""
+    """Groups of results that have a backward graph: their cotangents usually come together.
+
+    They are all gradients of parameters, all gradients of saved values, and each other result by
+    itself; what `MAX_GROUPS` leaves over is one group.
+    """
     together: dict[object, list[int]] = {}
     for place, output in zip(results, derivative.described(results), strict=True):
         of = output.of if isinstance(output, Gradient) else None

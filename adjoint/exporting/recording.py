@@ -128,7 +128,7 @@ class Recording:
 
 
 def _classes(record: ProgramRecord) -> list[list[SizeRecord]]:
-    """The sizes that vary, those together that have to be equal."""
+    """The sizes that vary, in groups: the sizes of a group have to be equal."""
     groups: dict[sympy.Symbol, list[SizeRecord]] = {}
     for each in record.sizes:
         groups.setdefault(each.symbol, []).append(each)

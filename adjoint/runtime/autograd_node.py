@@ -46,7 +46,7 @@ class BackwardGraph(Protocol):
 
 @dataclass(frozen=True)
 class ReadyBackward:
-    """A loaded backward graph; its inputs and outputs as positions in a run."""
+    """A loaded backward graph; numbers are positions among the values of a forward run."""
 
     graph: BackwardGraph
     saved: list[int]

@@ -116,7 +116,7 @@ def _keep_saved(
     given: list[object],
     saved: Collection[int],
 ) -> None:
-    """Replace what is saved and will be written to by copies, among the inputs of the graph.
+    """Among the inputs of the graph, put copies in place of those saved and later written to.
 
     Ops that change metadata advance version counters, too, which autograd compares.
     """
@@ -170,8 +170,8 @@ class BetweenSegments:
     def separate(self, outputs: Sequence[object]) -> list[object]:
         """The outputs, each in memory of its own; called before they have autograd history.
 
-        A value that one segment leaves to another may be a view of an input, too, which is written
-        to before the other segment takes it.
+        One segment may pass to another a view of an input that is written to before the other
+        segment runs.
         """
         separate = list(_in_own_memory(self.calling, self.inputs, outputs))
         written = storage_keys([self.inputs[to.index] for to in self._inputs_for.values()])

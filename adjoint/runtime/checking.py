@@ -109,7 +109,8 @@ def _can_expect(
 ) -> bool:
     """Whether the graph compiled again would expect the strides of `leaf`.
 
-    Not if it has gaps, as a tensor made like a part of another one, or if they vary between calls.
+    It would not if `leaf` has gaps between its elements, as a result with the strides of a slice
+    has, or if calls of this kind return different strides.
     """
     return layout_of(leaf) is not None and not is_known(op, args, kwargs, result)
 

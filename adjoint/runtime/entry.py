@@ -23,7 +23,8 @@ from adjoint.torch_private.modes import is_autocast_enabled
 
 Pick: TypeAlias = Callable[[Sequence[object]], tuple[object, ...]]
 
-# A graph, and what takes its inputs out of the caller's and the results out of its outputs.
+# A graph, a function that picks its inputs from the caller's, and one that picks the results from
+# its outputs.
 DirectCall: TypeAlias = tuple[Runnable, Pick, Pick]
 
 # Captures of one function, each for another pattern in which inputs alias.

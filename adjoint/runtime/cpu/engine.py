@@ -54,8 +54,8 @@ def compile_object(
 ) -> bytes:
     """Compile LLVM IR to an object file for `machine`.
 
-    Without `is_tuned` variables become registers and little else is done, in a tenth of the time.
-    `may_move`: the code can be linked to run at any address.
+    `is_tuned`: by LLVM's -O2 pipeline; without it variables are promoted to registers and little
+    else is done, in a tenth of the time.  `may_move`: the code can be linked to run at any address.
     """
     with _LOCK:
         _prepare()

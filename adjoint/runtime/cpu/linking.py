@@ -187,7 +187,7 @@ def _target(
     words: dict[str, int],
     stubs: dict[str, int],
 ) -> int:
-    """What a relocation of an object is the distance to."""
+    """The place in the image that a relocation refers to: it stores the distance to that."""
     is_outside = symbol.section == _UNDEFINED and symbol.name in words
     if kind in _TO_TABLE and is_outside:
         return words[symbol.name]

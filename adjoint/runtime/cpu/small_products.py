@@ -31,7 +31,7 @@ _SUFFIX = {"float": "f32", "double": "f64"}
 
 
 class _Function(FunctionText):
-    """Without a result; loops over counters, and sums of elements of one type or of vectors."""
+    """A function without a result, with loops over counters and sums of scalars or vectors."""
 
     def __init__(self, head: str, kind: str) -> None:
         super().__init__(f"void {head}")
@@ -61,7 +61,7 @@ class _Function(FunctionText):
 
     @contextlib.contextmanager
     def loop(self, counter: str, stop: str, step: int) -> Iterator[str]:
-        """While `step` more fit below `stop`; `counter` goes on from what it is."""
+        """`while counter + step <= stop: ...; counter += step`, from the value of `counter`."""
         name = self.unique("l")
         self.go(f"label %{name}")
         self.label(name)

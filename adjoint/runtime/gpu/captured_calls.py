@@ -1,4 +1,4 @@
-"""A call of a program that was captured as a CUDA graph: what it is found by, how it is replayed.
+"""A call of a program that was captured as a CUDA graph: its key, its memory and its replay.
 
 Its small results, or all of them, lie in memory of the graph, and inputs whose addresses change are
 copied into buffers of it.

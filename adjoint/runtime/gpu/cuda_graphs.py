@@ -141,7 +141,7 @@ class CudaGraphs:
         """How many calls with a key have run uncaptured since its last capture."""
         self._latest: CallKey | None = None
         self._latest_seen = 0
-        """The key of the last call that was not replayed, and how many there had been."""
+        """The key of the last call that was not replayed, and how many such calls had run."""
         self._missed = 0
         """Consecutive calls that were not replayed."""
         self._moved = 0

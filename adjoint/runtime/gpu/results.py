@@ -152,7 +152,7 @@ class ResultLayout:
 
     @functools.cached_property
     def count_bytes(self) -> int:
-        """Of all new tensors."""
+        """The bytes of all new tensors."""
         return sum(each.count_bytes for each in self.made)
 
     def for_program(self, number: int, tensor: torch.Tensor) -> torch.Tensor:

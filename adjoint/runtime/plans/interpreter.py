@@ -16,7 +16,10 @@ COMPUTE = "adjoint.compute"
 
 
 class _Function(FunctionText):
-    """Over 64-bit integers, with structured code.  Operands are the names of values, or numbers."""
+    """A function of 64-bit integers, with loops and conditions as Python contexts.
+
+    Operands are the names of values, or numbers.
+    """
 
     def __init__(self, name: str, parameters: str) -> None:
         super().__init__(f"i64 @{name}({parameters})")
@@ -116,9 +119,10 @@ def _is_smaller(f: _Function, size: str, order: str, count: str) -> Callable[[st
 
 
 def _best_fit() -> str:
-    """`layout._best_fit`: the total.  Blocks are kept in the order of addresses.
+    """`_best_fit` of `layout.py` in LLVM IR: it stores the offsets and returns the total bytes.
 
-    In the order of first steps (`%drops`), a block whose lifetime has ended is forgotten.
+    Placed blocks are kept in the order of addresses.  With `%drops` blocks come in the order of
+    their first steps, so one whose lifetime has ended is dropped from the list.
     """
     f = _Function(
         "adjoint.best.fit",

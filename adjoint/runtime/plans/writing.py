@@ -1,5 +1,8 @@
-"""Generates the Python functions of a plan: one makes the tensors that library calls use of the
-memory for temporaries; the other runs kernels, and library calls between them."""
+"""Generates the two Python functions of a plan.
+
+One creates the temporaries that library calls use, as tensors in the memory of the binding; the
+other runs the kernels, and the library calls between them.
+"""
 
 from __future__ import annotations
 
