@@ -24,7 +24,7 @@ bounded table.  A branch that differentiation or lowering takes on a symbolic si
 again.
 
     table                  key                               bound                  when full
-    EntryPoint             which inputs alias, and where     MAX_SHARING_PATTERNS   evicts
+    EntryPoint             how inputs alias; their sizes     MAX_SHARING_PATTERNS   evicts
     DifferentiableGraph    assumptions about sizes           MAX_SIZE_VERSIONS      eager autograd *
     - in each              inputs that require grad          MAX_INPUT_SETS         evicts
     GradProgram            outputs that have cotangents      MAX_PATTERNS or all    evicts

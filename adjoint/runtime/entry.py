@@ -27,7 +27,8 @@ Pick: TypeAlias = Callable[[Sequence[object]], tuple[object, ...]]
 # its outputs.
 DirectCall: TypeAlias = tuple[Runnable, Pick, Pick]
 
-# Captures of one function, each for another pattern in which inputs alias.
+# Captures of one function besides the first: each is for another pattern in which inputs alias, and
+# for the sizes and strides of one call.
 MAX_SHARING_PATTERNS = 16
 
 

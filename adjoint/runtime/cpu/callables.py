@@ -64,9 +64,9 @@ define internal ptr @adjoint.tensor_of(ptr %object, ptr %known) {
 }
 """
 
-# `self` is the address of five words, the first arguments of `@{target}`, and of those that
-# `adjoint.tensor_of` takes.  The third is the table that addresses are stored in.  The last
-# argument of a call becomes the last of `@{target}`.
+# `self` is the address of eight words.  Five are the first arguments of `@{target}`; the third of
+# these is the table in which the addresses of a call are stored.  Three are what `_known_tensors`
+# returns.  The last argument of a call becomes the last one of `@{target}`.
 _TEXT = """\
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
@@ -141,12 +141,12 @@ fail:
 }}
 """
 
-# `self` is the address of a word, followed by those that `adjoint.tensor_of` takes.  The word is
-# the address of what is expected of the tensors that are the arguments, one after the other: the
-# alignment of its memory less one, the number of its axes, and its strides.
+# `self` is the address of four words: the address of a list, and what `_known_tensors` returns.  The
+# list says what is expected of each tensor among the arguments, in their order: the alignment of
+# its memory less one, the number of its axes, and its strides.
 MISFITS = "adjoint.misfits"
 
-# The result has a bit for each of so many tensors: of more, all are reported if one is a misfit.
+# The bits of a result, one for each tensor.  Of more tensors all are reported if one is a misfit.
 MAX_REPORTED_TENSORS = 62
 
 MISFITS_TEXT = f"""\
@@ -270,7 +270,7 @@ def called(text: str, target: str) -> tuple[str, str]:
 
 
 def words_of(*words: int) -> npt.NDArray[np.int64]:
-    """Words that a callable depends on: these, and what native code has to know of tensors."""
+    """The words that a callable reads: `words`, then what native code has to know of tensors."""
     return np.array([*words, *_known_tensors()], dtype=np.int64)
 
 
@@ -299,7 +299,9 @@ def runner(text: str, target: str) -> Callable[[int], Callable[..., int]]:
 
 @functools.cache
 def misfit_finder() -> Callable[[int], Callable[..., int]]:
-    """Makes callables that tell which tensors have other strides than expected, or no memory.
+    """Makes callables that tell which tensors kernels cannot read as they are.
+
+    These have other strides than expected, no memory or unaligned memory, or are lazily negated.
 
     The maker is given the address of words (`words_of`), the first of which is the address of what
     is expected (`MISFITS_TEXT`).  A callable returns bits, the lowest for the first tensor.
