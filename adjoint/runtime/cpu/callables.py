@@ -141,9 +141,9 @@ fail:
 }}
 """
 
-# `self` is the address of four words: the address of a list, and what `_known_tensors` returns.  The
-# list says what is expected of each tensor among the arguments, in their order: the alignment of
-# its memory less one, the number of its axes, and its strides.
+# `self` is the address of four words: the address of a list, and what `_known_tensors` returns.
+# The list says what is expected of each tensor among the arguments, in their order: the alignment
+# of its memory less one, the number of its axes, and its strides.
 MISFITS = "adjoint.misfits"
 
 # The bits of a result, one for each tensor.  Of more tensors all are reported if one is a misfit.
