@@ -88,6 +88,7 @@ class DifferentiableGraph:
         """Whether the graph was captured with grad mode on."""
         self._eager = False
         """Whether eager autograd differentiates the graph, because its derivative failed."""
+        self._has_warned = False
         self._plain: Executable | None = None
         self._ops: fx.GraphModule | None = None
         self._sizing = Sizing(graph_module)
@@ -191,6 +192,8 @@ class DifferentiableGraph:
             except DifferentiationError as error:
                 self._leave_to_eager(error)
         if found is None:
+            if between is not None:
+                self._warn_of_lost_gradients()
             return evaluate(self.graph_module, inputs)  # type: ignore[no-any-return]
         grad_program, version = found
         if grad_program is None:
@@ -198,6 +201,17 @@ class DifferentiableGraph:
         guards = version.sizing.assumptions if version.names is None else ("other symbols",)
         self._last = _LastCall(wrt, version, guards, grad_program)
         return grad_program(inputs, version.own(sizes), between)
+
+    def _warn_of_lost_gradients(self) -> None:
+        """Once: op by op, the views and writes that segments depend on come after all ops."""
+        if not self._has_warned:
+            self._has_warned = True
+            place = location_of_graph(self.graph_module)
+            warn_of_fallback(
+                "where eager autograd takes over, results have no gradient with respect to inputs "
+                "that the function writes to and views that it returns",
+                place.source,
+            )
 
     def run(self, inputs: list[object], known: Sizes | None = None) -> Sequence[object]:
         """The outputs, without autograd history; clears `inputs`."""

@@ -386,6 +386,23 @@ def test_a_derivative_that_reads_data_is_left_to_eager_and_says_so_once() -> Non
     torch.testing.assert_close(x.grad, x.detach())
 
 
+def test_gradients_that_eager_would_have_are_said_to_be_lost() -> None:
+    """With respect to a written input: eager's ops run before the write has a history."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: halves(x.mul_(2)), backend="adjoint", fullgraph=True)
+    leaf_of = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    x = leaf_of * 1
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = compiled(x)
+        compiled(leaf_of * 1)
+    told = [str(each.message) for each in seen if each.category is adjoint.FallbackWarning]
+    assert sum("no gradient with respect to inputs" in each for each in told) == 1
+    written, original = grad(result.sum(), [x, leaf_of], allow_unused=True)
+    torch.testing.assert_close(original, torch.ones_like(original))
+    assert written is None
+
+
 @pytest.mark.parametrize(
     "norm",
     [torch.nn.LayerNorm(4), torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm1d(4)],
