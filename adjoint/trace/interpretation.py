@@ -15,6 +15,9 @@ class Interpreter(fx.Interpreter):
     def __init__(self, graph_module: fx.GraphModule, tracer: Tracer) -> None:
         super().__init__(graph_module)
         self.tracer = tracer
+        # With it torch prints the graph into its trace log where an error passes, which may fail
+        # itself, and adds to the text of the error.  Ours names the op and the line.
+        self.extra_traceback = False
 
     @works_on("node")
     def run_node(self, node: fx.Node) -> object:
