@@ -228,8 +228,10 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the tensor with all of its memory: some programs look beyond the tensor."""
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
         return tensor.detach().clone()
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.detach().clone()
+    if tensor.is_conj():
+        return _copied(tensor.conj()).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_copied(torch._neg_view(tensor)))
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(tensor.untyped_storage().clone(), *place)

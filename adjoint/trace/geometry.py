@@ -15,6 +15,7 @@ from adjoint.graph.operations import with_data
 from adjoint.source import user_line
 from adjoint.strides import offset_of_last
 from adjoint.torch_private import symbols
+from adjoint.torch_private.autograd import above_autograd
 from adjoint.torch_private.fake import storage_key
 from adjoint.trace import aliasing
 from adjoint.trace.aliasing import Alias, Link
@@ -187,14 +188,21 @@ def _window(flat: Alias, tensor: torch.Tensor, mode: Mode) -> ViewStep:
 
 
 def _window_copy(
-    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+    emitter: Emitter,
+    x: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
 ) -> torch.Tensor:
     """`as_strided_copy`."""
-    window = x.as_strided(size, stride, storage_offset)
-    return window.clone(memory_format=torch.contiguous_format)
+    # Made below autograd, a view would have no history for the gradient of the copy.
+    with above_autograd():
+        window = x.as_strided(size, stride, storage_offset)
+        return window.clone(memory_format=torch.contiguous_format)
 
 
 def _window_replaced(
+    emitter: Emitter,
     x: torch.Tensor,
     source: torch.Tensor,
     size: Sequence[int],
@@ -202,6 +210,14 @@ def _window_replaced(
     storage_offset: int | None = None,
 ) -> torch.Tensor:
     """`as_strided_scatter`, which writes to a copy of the whole memory."""
+    if torch.is_grad_enabled() and source.requires_grad:
+        raise CaptureError(
+            "as_strided_scatter",
+            "what it writes requires grad, and positions in the memory of the tensor it writes to "
+            "are not those of a contiguous one",
+            "pass contiguous() of that tensor",
+            emitter.source(),
+        )
     if has_internal_overlap(x):
         copy = x.clone()
     else:
@@ -213,7 +229,7 @@ def _window_replaced(
 
 
 # Ops whose arguments are positions in memory, and functions that compute what they mean.  In a
-# graph, positions count from the first element of a contiguous value.
+# graph, positions count from the first element of a contiguous value.  The emitter is for errors.
 MEMORY_OPS: dict[object, Callable[..., torch.Tensor]] = {
     aten.as_strided_copy.default: _window_copy,
     aten.as_strided_scatter.default: _window_replaced,

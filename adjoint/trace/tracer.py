@@ -249,7 +249,7 @@ class Tracer(TorchDispatchMode):
         meaning = geometry.MEMORY_OPS.get(op)
         if meaning is not None and not is_answer and geometry.reads_memory_around(*args, **kwargs):
             with self:
-                return meaning(*args, **kwargs)
+                return meaning(self.emitter, *args, **kwargs)
         if op is aten._efficientzerotensor.default:
             op = aten.zeros.default  # A view of a fake ZeroTensor is not a fake (torch 2.13).
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):

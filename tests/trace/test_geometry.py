@@ -409,3 +409,23 @@ def test_windows_that_are_copied(
         return torch.as_strided_copy(x.detach(), *window), replaced
 
     check(program, make, route)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_a_window_that_is_replaced_by_what_requires_grad(route: Route) -> None:
+    def program(x: Tensor, source: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x, source, (2, 2), (1, 2))
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        return plain(4, 3).detach().t(), plain(2, 2).requires_grad_()
+
+    error = refused(program, inputs, route)
+    assert "positions in the memory of the tensor it writes to" in str(error)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.value)
+def test_a_copy_of_a_window_of_a_transpose_has_a_history(route: Route) -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.as_strided_copy(x, (2, 2), (1, 2)).sin()
+
+    check(program, lambda: plain(4, 3).t().detach().requires_grad_(), route, order=2)
