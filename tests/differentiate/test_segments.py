@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -307,6 +307,16 @@ TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def two_orders_of(head: Tensor, others: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of a scalar of `head` with respect to all others, and those of these."""
+    slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
+        (head * head).sum(), others, create_graph=True, allow_unused=True
+    )
+    curved = [each.sin().sum() for each in slopes if each is not None]
+    total = torch.stack(curved).sum()
+    return [*slopes, *torch.autograd.grad(total, others, retain_graph=True, allow_unused=True)]
+
+
 @pytest.mark.parametrize("program", WRITING)
 @pytest.mark.parametrize("target", TARGETS)
 def test_results_with_respect_to_inputs_that_are_written(
@@ -325,14 +335,7 @@ def test_results_with_respect_to_inputs_that_are_written(
         x.register_hook(hooked.append)
         others = (*results, x, y, *roots)
         for head in (*results, x):
-            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
-                (head * head).sum(), others, create_graph=True, allow_unused=True
-            )
-            seen += slopes
-            curved = [each.sin().sum() for each in slopes if each is not None]
-            seen += torch.autograd.grad(
-                torch.stack(curved).sum(), others, retain_graph=True, allow_unused=True
-            )
+            seen += two_orders_of(head, others)
         found.append([*seen, hooked])
     assert [each is None for each in found[1]] == [each is None for each in found[0]]
     torch.testing.assert_close(found[1], found[0])
@@ -449,14 +452,7 @@ def test_inputs_that_are_moved_in_place(program: Callable[..., Results]) -> None
         others = (*results, *inputs, root)
         seen: list[Any] = [*results, *inputs, versions]
         for head in (*results, *inputs):
-            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
-                (head * head).sum(), others, create_graph=True, allow_unused=True
-            )
-            seen += slopes
-            curved = [each.sin().sum() for each in slopes if each is not None]
-            seen += torch.autograd.grad(
-                torch.stack(curved).sum(), others, retain_graph=True, allow_unused=True
-            )
+            seen += two_orders_of(head, others)
         found.append(seen)
     assert [each is None for each in found[1]] == [each is None for each in found[0]]
     torch.testing.assert_close(found[1], found[0])
