@@ -385,8 +385,8 @@ def of_family(name: str) -> Workload:
     return made
 
 
-def _images(normalized: bool, half: bool) -> Workload:
-    net: nn.Module = Blocks(64, 4, normalized=normalized)
+def _images(normalized: bool, half: bool, channels: int = 64) -> Workload:
+    net: nn.Module = Blocks(channels, 4, normalized=normalized)
     net = UnderAutocast(net) if half else net
     return _trained(net.to(DEVICE), torch.randn(32, 3, 56, 56, device=DEVICE))
 
@@ -403,6 +403,8 @@ ON_A_GPU: dict[str, Make] = {
     "images, bfloat16": lambda: _images(False, True),
     "images with batch norm, bfloat16": lambda: _images(True, True),
     "images, float32": lambda: _images(False, False),
+    "images, bfloat16, 128 channels": lambda: _images(False, True, 128),
+    "images with batch norm, bfloat16, 128 channels": lambda: _images(True, True, 128),
     "dropout, 128 keys, bfloat16": lambda: _attention_with_dropout(128, True),
     "dropout, 1024 keys, bfloat16": lambda: _attention_with_dropout(1024, True),
     "dropout, 512 keys, float32": lambda: _attention_with_dropout(512, False),
