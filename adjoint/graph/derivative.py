@@ -269,6 +269,17 @@ class Derivative:
         places = {each: place for place, each in enumerate(self.saved)}
         return [places[each] for each in backward.saved]
 
+    def _first_segment_with(self, saved: Input) -> int:
+        """The first segment that can take this value from a run of the graph, and save it."""
+        assert self.segments is not None
+        of_output, cuts = self.segments.of_output, self.segments.cuts
+        standing = self._inputs[len(self._inputs) - len(cuts) :]
+        if saved in standing:
+            return of_output[cuts[standing.index(saved)]] + 1
+        if isinstance(saved, SavedInput) and saved not in self._inputs:
+            return of_output[saved.of.index]
+        return 0
+
     def segment(self, number: int) -> tuple[Derivative, tuple[int, ...]]:
         """One segment, and the positions of the inputs that it depends on."""
         assert self.segments is not None
@@ -276,6 +287,7 @@ class Derivative:
         own = frozenset(place for place, each in of_output if each == number)
         segment = replace(
             self,
+            saved=tuple(n for n in self.saved if self._first_segment_with(n) <= number),
             differentiable=self.differentiable & own,
             requiring=self.requiring & own,
             first=None,

@@ -16,6 +16,7 @@ from torch import fx
 
 from adjoint.graph.descriptors import EarlierResult
 from adjoint.graph.metadata import Mode, descriptor_of, operand_of, value_of, value_or_none
+from adjoint.partition.extraction import descendants
 from adjoint.torch_private import symbols
 
 aten = torch.ops.aten
@@ -28,9 +29,15 @@ def is_earlier_result(node: fx.Node) -> bool:
     return node.op == "placeholder" and isinstance(descriptor_of(node), EarlierResult)
 
 
-def sizes_beside(saved: Sequence[fx.Node], primals: Iterable[fx.Node]) -> list[fx.Node]:
-    """Nodes for the size symbols of `primals` that are not a size of any value in `saved`."""
-    known: set[sympy.Basic] = set(_shown(saved))
+def sizes_beside(saved: Sequence[fx.Node], primals: Sequence[fx.Node]) -> list[fx.Node]:
+    """Nodes for the size symbols of `primals` that are not a size of any value in `saved`.
+
+    What a later segment saves does not exist yet when an earlier one does, so only sizes of values
+    of the first segment count.  A size stands first where it arises, in the earliest segment.
+    """
+    earlier = filter(is_earlier_result, primals)
+    later = descendants(primals[0].graph, earlier) if primals else set()
+    known: set[sympy.Basic] = set(_shown(node for node in saved if node not in later))
     found: list[fx.Node] = []
     for node in primals:
         if is_earlier_result(node):

@@ -36,16 +36,16 @@ def expressions(nodes: list[Any]) -> list[str]:
 
 def test_a_size_that_no_saved_tensor_has_is_saved() -> None:
     graph, (x, y) = captured(5, 7)
-    all_of_them = expressions(sizes_beside([], graph.nodes))
+    all_of_them = expressions(sizes_beside([], list(graph.nodes)))
     assert len(all_of_them) == len(set(all_of_them)) == 2
-    (other,) = expressions(sizes_beside([x], graph.nodes))
+    (other,) = expressions(sizes_beside([x], list(graph.nodes)))
     assert other == str(symbols.expression(y.meta["val"].shape[0]))
-    assert sizes_beside([x, y], graph.nodes) == []
+    assert sizes_beside([x, y], list(graph.nodes)) == []
 
 
 def test_sizes_are_read_off_available_values() -> None:
     graph, (x, y) = captured(5, 7)
-    (query,) = sizes_beside([x], graph.nodes)
+    (query,) = sizes_beside([x], list(graph.nodes))
     user = graph.call_function(aten.neg.default, (query,))
     with graph.inserting_after(y):
         known = graph.call_function(aten.sin.default, (y,))
@@ -94,3 +94,30 @@ def test_higher_derivatives_compute_numbers_from_a_saved_one() -> None:
             (value,) = torch.autograd.grad(value.sin().sum(), x, create_graph=True)
         found.append(value)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("reads", ["the sum", "the mean", "a size"])
+def test_a_size_that_only_a_later_segment_saves(order: int, reads: str) -> None:
+    """The first segment's derivative needs the number of elements, which depends on data."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        kept = x[y > 0] if reads != "a size" else x[:, y[:, 0] > 0].sum(0)
+        near = kept * 2
+        reduced = kept.mean() if reads == "the mean" else kept.sum()
+        return near, reduced, near.cos().exp()
+
+    def use(results: tuple[Tensor, ...], x: Tensor) -> list[Any]:
+        total = sum((each.sin() * place).sum() for place, each in enumerate(results, 1))
+        assert isinstance(total, Tensor)
+        found = [total, x]
+        for _ in range(order):
+            found += torch.autograd.grad(found[0], x, create_graph=True)
+            found[0] = found[-1].square().sum()
+        return found
+
+    x, y = leaf(5, 5), torch.randn(5, 5, dtype=torch.float64)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(program, backend="adjoint", fullgraph=True)
+        found = use(compiled(x, y), x)
+    torch.testing.assert_close(found, use(program(x, y), x))
