@@ -1,4 +1,4 @@
-"""The programs of an exported file: plans with machine code for this CPU."""
+"""The programs of an exported file: plans with machine code for this CPU, or for its GPU."""
 
 from __future__ import annotations
 

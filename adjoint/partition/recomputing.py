@@ -1,4 +1,7 @@
-"""Which operators are recomputed rather than saved: those that cost little, or nothing."""
+"""Which operators are recomputed rather than saved: those that cost little, or nothing.
+
+Within one program, `lower/recomputation.py` recomputes values so that the peak of memory falls.
+"""
 
 from __future__ import annotations
 

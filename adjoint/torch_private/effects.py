@@ -1,4 +1,4 @@
-"""Ops with side effects."""
+"""Ops with side effects, as torch registers them; others are impure by `graph/purity.py`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Kernels enter parallel regions of that library, so that they share torch's thread pool, and
 `torch.set_num_threads` applies to both.  Without an OpenMP library, kernels run on one thread.
+`program.py` decides how many threads share a kernel.
 """
 
 from __future__ import annotations
