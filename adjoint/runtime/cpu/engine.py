@@ -29,6 +29,7 @@ from adjoint.runtime.cpu.objects import MALFORMED, symbols_of
 from adjoint.runtime.cpu.support import SUPPORT
 from adjoint.store.entries import Facts, digest_of
 from adjoint.store.keeping import current_store, kept_or_made
+from adjoint.store.versions import code_generation_digest
 from adjoint.target import Machine
 
 # Functions that are never freed.
@@ -228,6 +229,7 @@ def facts_of(text: str, machine: Machine) -> dict[str, str]:
         "features": machine.features,
         "LLVM": ".".join(map(str, llvm.llvm_version_info)),
         "llvmlite": llvmlite.__version__,
+        "code generation": code_generation_digest(),
     }
 
 
