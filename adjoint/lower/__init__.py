@@ -17,10 +17,10 @@ In the order in which `planning.py` does it:
    over columns come between passes over the columns of a row, so softmax and layer norm with their
    derivatives are one nest each.
 4. **Scheduling** (`scheduling.py`) orders groups and library calls.
-5. **Loop nests**: `nests.py` for the CPU, `grids.py` for the GPU.  Sums over rows and scatters have
-   one partial result per thread, combined in a fixed order (`partial_sums.py`): results depend on
-   the number of threads and on nothing else.  Reductions over columns that are strided in memory
-   take a block of rows at once (`strided_rows.py`).
+5. **Loop nests**: `nests.py` for the CPU, `grids.py` for the GPU.  On a CPU sums over rows and
+   scatters have one partial result per thread, combined in a fixed order (`partial_sums.py`):
+   results depend on the number of threads and on nothing else.  Reductions over columns that are
+   strided in memory take a block of rows at once (`strided_rows.py`).
 
 **Row tiles, CPU** (`row_tiles.py`).  Kernels and matrix products over the same rows run tile by
 tile: each thread takes a tile of rows that fits its cache through all of them.  Products call
@@ -30,7 +30,8 @@ torch's BLAS with subnormal (denormal) operands flushed to zero, because arithme
 of a warp, a warp, a block - runs each iteration, divides `vector` loops among its threads and
 reduces accumulators by warp shuffles and shared memory.  That is the whole mapping, so the
 evaluator and the CPU emitter can run the same kernels, as tests do.  Inner loops are unrolled, and
-adjacent elements are one 16-byte access.  Scatters use atomics.  Loads along one axis and stores
+adjacent elements are one 16-byte access.  Sums over rows have a partial result for each chunk of
+rows, which a second kernel combines; scatters use atomics.  Loads along one axis and stores
 along another are coalesced by a tile in shared memory (`transposes.py`).
 
 **Memory-bound targets recompute** (`target.is_memory_bound`).  A value that follows from no more

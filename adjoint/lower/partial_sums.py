@@ -1,5 +1,7 @@
 """Reductions over rows, and scatters: each thread has a partial result, combined after all rows.
 
+That is on a CPU; on a GPU `grids.py` divides rows into chunks, and scatters are atomic.
+
 The result depends on the number of threads, but not on which of them is first.  A sum over many
 rows is taken in blocks: the sum of a block is added to the total, so that no number is added to one
 that is much larger.
