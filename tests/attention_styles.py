@@ -364,3 +364,98 @@ def one_head_in_a_batch(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Ten
 @style(*(drawn(BATCH, 2, GROUPS, length, WIDTH) for length in (ROWS, KEYS, KEYS)))
 def windows_with_an_axis(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-2, -1) * 0.5, -1) @ v
+
+
+@style(*ALL, PADDING)
+def mask_that_is_subtracted(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-2, -1)).div(math.sqrt(WIDTH))
+    scores = scores.sub((1 - padding[:, None, None, :].to(q.dtype)) * 10000.0)
+    return scores.softmax(-1).matmul(v)
+
+
+@style(*ALL)
+def distances_that_are_subtracted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    slopes = 2.0 ** -torch.arange(1, HEADS + 1, dtype=q.dtype)
+    distance = (torch.arange(KEYS) - torch.arange(ROWS)[:, None]).abs()
+    return (q @ k.mT * 0.5 - slopes[:, None, None] * distance).softmax(-1) @ v
+
+
+@style(*ALL, ALLOWED)
+def scaled_by_a_sum(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    mask = torch.zeros(ROWS, KEYS, dtype=q.dtype).masked_fill(~allowed, float("-inf"))
+    return torch.add(mask, q @ k.mT, alpha=0.25).softmax(-1) @ v
+
+
+@style(*ALL)
+def scores_that_are_subtracted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.sub(torch.arange(KEYS, dtype=q.dtype), -q @ k.mT, alpha=0.5).softmax(-1) @ v
+
+
+@style(*ALL, ALLOWED)
+def filled_with_one_like_the_scores(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores = torch.where(allowed, scores, torch.full_like(scores, float("-inf")))
+    return scores.softmax(-1) @ v
+
+
+@style(*ALL, ALLOWED)
+def filled_with_multiples_of_ones(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores = torch.where(allowed > 0, scores, -9e15 * torch.ones_like(scores))
+    return scores.softmax(-1) @ v
+
+
+@style(*ALL, FLAGS)
+def filled_by_an_index(q: Tensor, k: Tensor, v: Tensor, flags: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores[~flags[:, None, None, :].expand_as(scores)] = float("-inf")
+    return scores.softmax(-1) @ v
+
+
+@style(*ALL, PADDING.flip(0).roll(1, 1) * torch.tensor([[1], [0]]))
+def weights_that_are_filled_too(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """As in recognizers of speech: a row without any key is zero."""
+    mask = padding.unsqueeze(1).unsqueeze(1).eq(0)
+    scores = (q @ k.mT).masked_fill(mask, torch.finfo(q.dtype).min)
+    return torch.softmax(scores, dim=-1).masked_fill(mask, 0.0) @ v
+
+
+@style(*ALL, PADDING * torch.tensor([[1], [0]]))
+def weights_that_are_filled_too_after_infinity(
+    q: Tensor, k: Tensor, v: Tensor, padding: Tensor
+) -> Tensor:
+    mask = padding.unsqueeze(1).unsqueeze(1).eq(0)
+    scores = (q @ k.mT).masked_fill(mask, -math.inf)
+    return torch.softmax(scores, dim=-1).masked_fill(mask, 0.0) @ v
+
+
+@style(
+    *(drawn(2 * BATCH, HEADS, KEYS, WIDTH) for _ in range(3)),
+    torch.randn(HEADS, KEYS, KEYS, dtype=DTYPE, generator=_GENERATOR),
+    torch.randn(2, KEYS, KEYS, dtype=DTYPE, generator=_GENERATOR),
+)
+def windows_with_a_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """As windows that are shifted: the mask has an axis for windows, and scores have it there."""
+    attn = (q * WIDTH**-0.5) @ k.transpose(-2, -1) + bias.unsqueeze(0)
+    attn = attn.view(BATCH, 2, HEADS, KEYS, KEYS) + mask.unsqueeze(1).unsqueeze(0)
+    out: Tensor = attn.view(-1, HEADS, KEYS, KEYS).softmax(-1) @ v
+    return out
+
+
+@style(*FEW, ALLOWED, PADDING)
+def groups_with_masks(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, padding: Tensor) -> Tensor:
+    q = q.view(BATCH, GROUPS, HEADS // GROUPS, ROWS, WIDTH)
+    scores = torch.einsum("bgnqd,bgkd->bgnqk", q, k) * 0.5
+    scores = scores.masked_fill(~allowed, -1e9)
+    scores = scores.masked_fill(padding[:, None, None, None, :] == 0, -1e9)
+    return torch.einsum("bgnqk,bgkd->bgnqd", scores.softmax(-1), v).flatten(1, 2)
+
+
+@style(QUERY, drawn(BATCH, KEYS, WIDTH), drawn(BATCH, KEYS, WIDTH), ALLOWED)
+def one_head_for_rows_of_all(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    """Rows of all heads are rows of one product, and heads an axis between them for the mask."""
+    q = q.transpose(1, 2).reshape(BATCH, ROWS * HEADS, WIDTH)
+    scores = torch.bmm(q, k.transpose(1, 2)).view(BATCH, ROWS, HEADS, KEYS)
+    scores = torch.where(allowed[None, :, None], scores, LOW)
+    weights = scores.softmax(-1).view(BATCH, ROWS * HEADS, KEYS)
+    return torch.bmm(weights, v).view(BATCH, ROWS, CHANNELS)

@@ -4,7 +4,8 @@
 
 Many spellings are recognized: products by `matmul`, `einsum` or `bmm` over merged heads; a scale
 that is a factor or a divisor, a number or a tensor, before or after the product and the mask; a
-mask that is added, or that fills with -inf or with the lowest number; one head of keys for several
+mask that is added or subtracted, or that fills with -inf or with the lowest number, whatever axes
+scores have there; the same mask that then fills weights with zero; one head of keys for several
 heads of queries; casts around the softmax, as autocast makes them; dropout of the weights; and the
 transpose of all this, as where channels come before positions.  All of them have two products with
 a softmax between them, over an axis of both products.  Between the three are only reshapes that
@@ -37,6 +38,7 @@ from torch import fx
 from adjoint.graph.metadata import arguments_of, inputs_of, operand_of, tensor_of
 from adjoint.graph.reachability import reachable
 from adjoint.graph.sizes import assuming
+from adjoint.optimize.regrouping import broadcast_to_another, groups_of
 from adjoint.optimize.scores import (
     COPIES,
     PRODUCTS,
@@ -59,6 +61,7 @@ from adjoint.torch_private.symbols import same_number, same_numbers
 aten = torch.ops.aten
 
 SOFTMAX = aten._softmax.default
+ZEROING = aten.masked_fill.Scalar
 DROPOUT = aten.native_dropout.default
 
 FUSED = frozenset(
@@ -110,6 +113,8 @@ class _Attention:
     value: _Operand
     lead: tuple[int, ...]
     """Of the scores, the axes before rows and columns: batch and heads, batch, or none."""
+    scores: tuple[int, ...]
+    """The shape of the scores: these axes, and then the two of the product."""
     scale: float
     biases: tuple[Bias, ...]
     factors: tuple[Factor, ...]
@@ -123,6 +128,8 @@ class _Attention:
     """Whether the result is the transpose."""
     dropout: float
     """The probability with which a weight is dropped."""
+    zeroed: bool
+    """Whether weights are zero where the mask fills, in rows where it fills everything, too."""
 
     @property
     def inputs(self) -> tuple[_Operand, _Operand, _Operand]:
@@ -144,7 +151,7 @@ class _Attention:
         added, filled = self._masks(operands[3:count], query.dtype)
         for factor, given in zip(self.factors, operands[count:], strict=True):
             # A tensor without axes takes part in type promotion as a number does.
-            each = self._broadcast(given, factor.rank) if given.dim() else given
+            each = self._broadcast(given, factor.shape) if given.dim() else given
             query = query / each if factor.divides else query * each
         mask = added if filled is None else ~filled
         if added is not None and filled is not None:
@@ -154,7 +161,7 @@ class _Attention:
         if added is not None:
             assert mask is not None
             nothing = torch.eq(mask, -math.inf).all(-1, keepdim=True)
-        is_finite = not any(map(math.isinf, self._fills()))
+        is_finite = self.zeroed or not any(map(math.isinf, self._fills()))
         if hidden is not None and is_finite:
             # Such a row has equal weights, which depend on neither the query nor the keys.
             query = query.masked_fill(hidden, 0)
@@ -166,6 +173,8 @@ class _Attention:
         if nothing is not None:
             nothing = nothing if hidden is None else nothing & ~hidden
             out = out * torch.where(nothing, math.nan, 1.0).to(out.dtype)
+        if hidden is not None and self.zeroed:
+            out = out.masked_fill(hidden, 0)
         if hidden is not None and not is_finite:
             out = torch.where(hidden, _nan_like_the_values(value, hidden), out)
         if self.transposed:
@@ -194,7 +203,7 @@ class _Attention:
         added: torch.Tensor | None = None
         filled: torch.Tensor | None = None
         for bias, given in zip(self.biases, biases, strict=True):
-            part = self._broadcast(given, bias.rank)
+            part = self._broadcast(given, bias.shape)
             part = part.transpose(-2, -1) if self.over_rows else part
             if bias.fill is None:
                 part = part.to(dtype)
@@ -205,13 +214,17 @@ class _Attention:
                 filled = part if filled is None else filled | part
         return added, filled
 
-    def _broadcast(self, mask: torch.Tensor, rank: int) -> torch.Tensor:
-        """With the axes batch, heads, rows and columns, any of them of one element."""
-        if rank == 3 and mask.dim() == 3:
-            first: object = mask.shape[0]
-            is_one = isinstance(first, int) and first == 1
-            parted = len(self.lead) == 2 and not is_one
-            mask = mask.unflatten(0, self.lead) if parted else mask.unsqueeze(1)
+    def _broadcast(self, mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """With the axes batch, heads, rows and columns, any of them of one element.
+
+        `shape`: of the scores where the mask takes part.
+        """
+        if not same_numbers(shape, self.scores):
+            mask = broadcast_to_another(mask, shape, self.scores)
+        while mask.dim() < len(self.scores):
+            mask = mask.unsqueeze(0)
+        if mask.dim() == 3:
+            mask = mask.unsqueeze(1)
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         return mask
@@ -239,12 +252,14 @@ def _nan_like_the_values(value: torch.Tensor, hidden: torch.Tensor) -> torch.Ten
 
 
 def _walk_weights(node: fx.Node) -> list[fx.Node]:
-    """The values that the weights of a product are made of: views, copies, casts and one dropout,
-    which is listed after its result."""
+    """The values that the weights of a product are made of: views, copies, casts, one dropout,
+    which is listed after its result, and a mask that fills with zero."""
     chain = walk_views(node)
     drawn = chain[-1].args[0] if chain[-1].target is operator.getitem else None
     if isinstance(drawn, fx.Node) and drawn.target is DROPOUT and chain[-1].args[1] == 0:
         chain += [drawn, *walk_views(operand_of(drawn))]
+    if chain[-1].target is ZEROING and chain[-1].args[2] == 0:
+        chain += walk_views(operand_of(chain[-1]))
     return chain
 
 
@@ -273,8 +288,11 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
     if not keeps_order(chain, *((_TRANSPOSE,) if over_rows != transposed else ())):
         return None
     dropout = 0.0
+    zeroing: fx.Node | None = None
     for each in chain:
-        if each.target is DROPOUT:
+        if each.target is ZEROING:
+            zeroing = match.absorb(each, ZEROING)
+        elif each.target is DROPOUT:
             dropout = _probability(match.absorb(each, DROPOUT, drawn_anew=drops))
         else:
             match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default, operator.getitem, SOFTMAX)
@@ -298,6 +316,7 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
         _operand(other, lead, columns, width, not over_rows),
         _operand(values, lead, columns, value_width, transposed),
         tuple(lead),
+        tuple(shape),
         scores.scale,
         scores.biases,
         scores.factors,
@@ -306,8 +325,24 @@ def _found(match: Match, dense: bool, drops: bool) -> _Attention | None:
         over_rows,
         transposed,
         dropout,
+        zeroing is not None,
     )
+    if zeroing is not None and not _is_mask_of(zeroing, scores):
+        return None
     return found if _fits(found, len(shape)) else None
+
+
+def _is_mask_of(zeroing: fx.Node, scores: Scores) -> bool:
+    """Whether weights are zeroed by the mask that fills their scores, and by that alone."""
+    chain = walk_views(operand_of(zeroing))
+    fills = [each for each in scores.biases if each.fill is not None]
+    return (
+        len(fills) == 1
+        and fills[0].tensor is zeroing.args[1]
+        and not fills[0].inverted
+        and same_numbers(fills[0].shape, tensor_of(zeroing).shape)
+        and not any(each.target in VIEWS for each in chain)
+    )
 
 
 def _probability(drawn: fx.Node) -> float:
@@ -324,17 +359,19 @@ def _shape_of_scores(
 ) -> tuple[int, ...] | None:
     """The shape in which scores have an axis for heads, if they have one.
 
-    Reshapes between keep the order of elements.  Without a bias, rows of several heads may be rows
-    of one, as `einsum` makes them.
+    Reshapes between keep the order of elements.  Rows of several heads may be rows of one, as
+    `einsum` makes them, and windows of an image may have an axis for themselves.
     """
-    shape = scores.shape or softmax
-    if not same_number(math.prod(shape), math.prod(scores.produced)):
+    shapes = [each for each in (scores.shape, softmax) if each is not None]
+    produced = scores.produced
+    if not all(same_number(math.prod(each), math.prod(produced)) for each in shapes):
         return None  # A bias has more axes than the product.
-    if not same_number(shape[-1], softmax[-1]) or not same_number(shape[-1], scores.produced[-1]):
+    if not all(same_number(each[-1], produced[-1]) for each in shapes):
         return None
-    if len(shape) <= 4 and same_number(shape[-2], scores.produced[-2]):
-        return shape if same_number(shape[-2], softmax[-2]) or not over_rows else None
-    return None if scores.shape or over_rows else scores.produced
+    for shape in shapes:
+        if len(shape) <= 4 and same_number(shape[-2], produced[-2]):
+            return shape if same_number(shape[-2], softmax[-2]) or not over_rows else None
+    return None if over_rows else produced
 
 
 def _fits(found: _Attention, rank: int) -> bool:
@@ -345,16 +382,19 @@ def _fits(found: _Attention, rank: int) -> bool:
         return False
     if not all(_has_axes(each, rank) and _fits_dtype(each, query) for each in found.factors):
         return False
+    shapes = [*(each.shape for each in found.biases), *(each.shape for each in found.factors)]
+    if not all(groups_of(each, found.scores) for each in shapes):
+        return False
     return all(
-        _has_axes(bias, rank)
+        tensor_of(bias.tensor).dim() <= bias.rank
         and (bias.fill is None or tensor_of(bias.tensor).dtype == torch.bool)
         and tensor_of(bias.tensor).device == query.device
         for bias in found.biases
     )
 
 
-def _has_axes(given: Bias | Factor, rank: int) -> bool:
-    return tensor_of(given.tensor).dim() <= given.rank <= rank and given.rank >= rank - 1
+def _has_axes(factor: Factor, rank: int) -> bool:
+    return tensor_of(factor.tensor).dim() <= factor.rank <= rank and factor.rank >= rank - 1
 
 
 def _fits_dtype(factor: Factor, query: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@
 
 The scale is a number.  A factor is a tensor with one element for each head, or one in all.  A bias
 is added, or is a mask that replaces scores by a low number.  Between them may be reshapes that keep
-the order of elements, copies, and casts that lose no digits.
+the order of elements, copies, and casts that lose no digits of the product.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import fx
 
 from adjoint.graph.metadata import callee_of, computes_tensor, operand_of, tensor_of, value_of
 from adjoint.open_types import OpArgument, OpArguments
+from adjoint.optimize import uniform
 from adjoint.optimize.casts import is_cast
-from adjoint.optimize.uniform import uniform_value
+from adjoint.optimize.uniform import FILLS, uniform_value
 from adjoint.rewrite.matching import arguments
 from adjoint.rewrite.patterns import Match, NoMatch
 from adjoint.rewrite.refreshing import RESHAPES
@@ -41,6 +42,8 @@ VIEWS = frozenset(
     }
 )
 COPIES = frozenset({aten.clone.default, aten.alias.default})
+_TIMES = (aten.mul.Tensor, aten.mul.Scalar)
+_FILLING = frozenset({*_TIMES, *FILLS, *uniform.VIEWS})
 QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 # A number that a mask fills with has no weight if it is at most this.
@@ -56,10 +59,14 @@ class Bias:
     """None: the tensor is added.  Else it is a mask, and scores are this number where it holds."""
     inverted: bool = False
     """Whether the number stands where the mask does not hold, and not where it holds."""
-    rank: int = 0
-    """The number of axes of the scores where it is added."""
+    shape: tuple[int, ...] = ()
+    """The shape of the scores where it is added."""
     scale: float = 1.0
     """What it is multiplied by when it is added."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
 
     def scaled(self, number: float, dtype: torch.dtype) -> Bias:
         """After scores with this bias were multiplied by a number."""
@@ -78,8 +85,12 @@ class Factor:
 
     tensor: fx.Node
     divides: bool
-    rank: int
-    """The number of axes of the scores where it is multiplied."""
+    shape: tuple[int, ...]
+    """The shape of the scores where it is multiplied."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
 
 
 @dataclass(frozen=True)
@@ -97,13 +108,13 @@ class Scores:
     """The shape of the scores where a bias is added, with most axes."""
 
     def with_bias(self, node: fx.Node, bias: Bias) -> Scores:
-        bias = replace(bias, rank=tensor_of(node).dim())
+        bias = replace(bias, shape=tuple(tensor_of(node).shape))
         return replace(self, biases=(*self.biases, bias), shape=self._with_most_axes(node))
 
     def with_factor(self, node: fx.Node, tensor: fx.Node, divides: bool) -> Scores:
         if self.biases:
             raise NoMatch
-        factor = Factor(tensor, divides, tensor_of(node).dim())
+        factor = Factor(tensor, divides, tuple(tensor_of(node).shape))
         return replace(self, factors=(*self.factors, factor), shape=self._with_most_axes(node))
 
     def _with_most_axes(self, node: fx.Node) -> tuple[int, ...]:
@@ -165,11 +176,14 @@ def scores_of(match: Match, node: object) -> Scores:
         raise NoMatch
     chain = walk_views(node)
     if len(chain) > 1:
-        if not keeps_order(chain) or any(map(_narrows, chain)):
+        if not keeps_order(chain):
             raise NoMatch
         for each in chain[:-1]:
             match.absorb(each, *VIEWS, *COPIES, aten._to_copy.default)
-        return scores_of(match, chain[-1])
+        inner = scores_of(match, chain[-1])
+        if not all(_may_narrow(each, inner) for each in filter(_narrows, chain)):
+            raise NoMatch
+        return inner
     if node.target in PRODUCTS:
         match.absorb(node, *PRODUCTS)
         return Scores((node.args[0], node.args[1]), tuple(tensor_of(node).shape))
@@ -180,6 +194,20 @@ def scores_of(match: Match, node: object) -> Scores:
 def _narrows(node: fx.Node) -> bool:
     """Whether this is a cast that loses digits."""
     return is_cast(node) and tensor_of(node).itemsize < tensor_of(operand_of(node)).itemsize
+
+
+def _may_narrow(cast: fx.Node, scores: Scores) -> bool:
+    """Whether digits that a cast drops are more than those of the product, which had none of them.
+
+    A bias of a wider dtype is added, as to scores of autocast.  A number that fills may overflow.
+    """
+    fills = [each.fill for each in scores.biases if each.fill is not None]
+    product = scores.product[0]
+    return (
+        isinstance(product, fx.Node)
+        and tensor_of(cast).dtype == tensor_of(product).dtype
+        and all(map(math.isinf, fills))
+    )
 
 
 def _number(value: object) -> float:
@@ -222,14 +250,17 @@ def _is_one_for_each_head(factor: fx.Node) -> bool:
 
 
 def _biased(match: Match, node: fx.Node) -> Scores:
-    if node.kwargs.get("alpha", 1) != 1:
-        raise NoMatch
-    for scores, bias in (node.args[:2], node.args[1::-1]):
+    """scores + bias, bias + scores, scores - bias or bias - scores"""
+    one, other = node.args[:2]
+    second = _number(node.kwargs.get("alpha", 1)) * (-1 if node.target is aten.sub.Tensor else 1)
+    for scores, bias, of_scores, of_bias in ((one, other, 1, second), (other, one, second, 1)):
         is_tensor = isinstance(bias, fx.Node) and computes_tensor(bias)
         if not is_tensor or not _leads_to_product(scores):
             continue
         inner = scores_of(match, scores)
-        return inner.with_bias(node, Bias(bias))  # type: ignore[arg-type]
+        if of_scores != 1:
+            inner = inner.scaled(of_scores, tensor_of(node).dtype)
+        return inner.with_bias(node, Bias(bias, scale=of_bias))  # type: ignore[arg-type]
     raise NoMatch
 
 
@@ -246,14 +277,18 @@ def _added_product(match: Match, node: fx.Node) -> Scores:
 
 def _leads_to_product(node: object) -> bool:
     """Whether scores may come from here, so that the other operand is the bias."""
-    while isinstance(node, fx.Node) and computes_tensor(node):
-        node = walk_views(node)[-1]
-        if node.target in PRODUCTS or node.target is aten.baddbmm.default:
+    seen: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, fx.Node) or not computes_tensor(each):
+            continue
+        last = walk_views(each)[-1]
+        if last.target in PRODUCTS or last.target is aten.baddbmm.default:
             return True
-        if node.target not in _STEPS:
-            return False
-        is_second = node.target is aten.where.self or not _has_shape_of(node.args[0], node)
-        node = node.args[1 if is_second else 0]
+        if last.target in _STEPS and last not in seen:
+            seen.add(last)
+            waiting += last.args[1:3] if last.target in _SELECTIONS else last.args[:2]
     return False
 
 
@@ -266,31 +301,63 @@ def _filled(match: Match, node: fx.Node) -> Scores:
 
 def _selected(match: Match, node: fx.Node) -> Scores:
     mask, one, other = node.args
-    if _leads_to_product(one):
-        inner, fill, inverted = scores_of(match, one), _lowest(other), True
-    else:
-        inner, fill, inverted = scores_of(match, other), _lowest(one), False
+    inverted = _leads_to_product(one)
+    scores, number = (one, other) if inverted else (other, one)
+    fill = _lowest(number)
+    _absorb_filling(match, number)
+    inner = scores_of(match, scores)
     return inner.with_bias(node, Bias(mask, fill, inverted))  # type: ignore[arg-type]
+
+
+def _written(match: Match, node: fx.Node) -> Scores:
+    """scores[..., mask] = number"""
+    scores, indices, number = node.args[:3]
+    mask = indices[-1] if isinstance(indices, (list, tuple)) else None
+    if not isinstance(mask, fx.Node) or not isinstance(indices, (list, tuple)):
+        raise NoMatch
+    axes = len(indices) - 1 + tensor_of(mask).dim()
+    is_last = not any(indices[:-1]) and axes == tensor_of(node).dim()
+    if not is_last or any(node.args[3:]) or node.kwargs:
+        raise NoMatch
+    fill = _lowest(number)
+    return scores_of(match, scores).with_bias(node, Bias(mask, fill))
+
+
+def _absorb_filling(match: Match, node: object) -> None:
+    """A tensor that holds one number everywhere may have its shape from the scores, and is then a
+    part of the match, unless something else reads it."""
+    while isinstance(node, fx.Node) and node.target in _FILLING:
+        try:
+            match.absorb(node, node.target)
+        except NoMatch:
+            return
+        node = node.args[0]
 
 
 def _lowest(number: object) -> float:
     """A number that leaves no weight; a tensor of one element holds it in most programs."""
+    factor = 1.0
+    while isinstance(number, fx.Node) and number.target in _TIMES:
+        # As in `-9e15 * torch.ones_like(scores)`.
+        factor *= _number(uniform_value(number.args[1]))
+        number = number.args[0]
     value = uniform_value(number)
-    if value is None or not value <= LOWEST_SCORE:
+    if value is None or not value * factor <= LOWEST_SCORE:
         raise NoMatch
-    return float(value)
+    return float(value * factor)
 
 
+_SELECTIONS = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 _STEPS: dict[object, Callable[[Match, fx.Node], Scores]] = {
     aten.mul.Tensor: _scaled,
     aten.mul.Scalar: _scaled,
     aten.div.Tensor: _scaled,
     aten.div.Scalar: _scaled,
     aten.add.Tensor: _biased,
+    aten.sub.Tensor: _biased,
     aten.baddbmm.default: _added_product,
     aten.masked_fill.Scalar: _filled,
     aten.masked_fill.Tensor: _filled,
-    aten.where.self: _selected,
-    aten.where.ScalarOther: _selected,
-    aten.where.ScalarSelf: _selected,
+    aten.index_put.default: _written,
+    **dict.fromkeys(_SELECTIONS, _selected),
 }

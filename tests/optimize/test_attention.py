@@ -278,6 +278,41 @@ def test_casts_as_autocast_makes_them() -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
+def with_a_wider_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores += bias
+    return torch.softmax(scores.float(), -1).type_as(v) @ v
+
+
+def with_a_wider_number(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = (q @ k.mT).float().masked_fill(mask > 0, torch.finfo(torch.float32).min)
+    return torch.softmax(scores.to(q.dtype), -1) @ v
+
+
+def test_scores_that_are_as_narrow_as_the_product_after_a_wider_bias() -> None:
+    """As under autocast, whose products are narrow, and biases are not."""
+    inputs = [each.detach().bfloat16() for each in (QUERY, KEY, VALUE)]
+    inputs.append(BIAS.float())
+    module = graph_of(with_a_wider_bias, *inputs)
+    fused = fuse_attention(module)
+    assert targets(fused).count(FLASH) == 1
+    expected, actual = evaluate(module, inputs)[0], evaluate(fused, inputs)[0]
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    # The number that fills would be infinite in the narrow dtype.
+    module = graph_of(with_a_wider_number, *inputs)
+    assert fuse_attention(module) is module
+
+
+def test_masks_in_other_shapes_and_lengths_that_are_symbols() -> None:
+    names = ("groups_with_masks", "one_head_for_rows_of_all", "mask_that_is_subtracted")
+    for given in attention_styles.STYLES:
+        if given.name in names:
+            wrt = [n for n, each in enumerate(given.inputs) if each.requires_grad]
+            module = graph_of(given.function, *given.inputs, dynamic=True)
+            assert targets(fuse_attention(module, wrt)).count(FLASH) == 1, given.name
+            check(given.function, given.inputs, 1)
+
+
 def test_lengths_that_are_symbols() -> None:
     module = graph_of(scaled_after, QUERY, KEY, VALUE, dynamic=True)
     fused = fuse_attention(module, [0, 1, 2])
@@ -323,6 +358,11 @@ def filled_before_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores + BIAS, -1) @ v
 
 
+def filled_by_index(scores: Tensor, rows: Tensor) -> Tensor:
+    scores[:, :, rows] = -math.inf
+    return scores
+
+
 LEFT_ALONE: list[tuple[str, Style]] = [
     ("weights are returned", returned_weights),
     ("scores are returned", returned_scores),
@@ -358,6 +398,24 @@ LEFT_ALONE: list[tuple[str, Style]] = [
     ),
     ("weights are scaled", lambda q, k, v: (torch.softmax(q @ k.mT, -1) * 2) @ v),
     ("a low number that is added to", filled_before_added),
+    (
+        "a mask that a subtraction makes high",
+        lambda q, k, v: torch.softmax(BIAS - (q @ k.mT).masked_fill(~ALLOWED, -1e9), -1) @ v,
+    ),
+    (
+        "weights that another mask fills",
+        lambda q, k, v: (
+            (q @ k.mT).masked_fill(~ALLOWED, -1e9).softmax(-1).masked_fill(BIAS > 0, 0) @ v
+        ),
+    ),
+    (
+        "weights that alone are filled",
+        lambda q, k, v: (q @ k.mT).softmax(-1).masked_fill(~ALLOWED, 0) @ v,
+    ),
+    (
+        "a mask of rows that an index fills",
+        lambda q, k, v: filled_by_index(q @ k.mT, ALLOWED[:, 0]).softmax(-1) @ v,
+    ),
     ("sigmoid", lambda q, k, v: torch.sigmoid(q @ k.mT) @ v),
 ]
 
