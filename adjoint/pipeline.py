@@ -168,8 +168,11 @@ def require_known_passes(options: Options) -> None:
     known = {*PASS_NAMES, *(each.name for each in options.passes)}
     for name in options.skip_passes:
         if name not in known:
-            raise ValueError(
-                f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}"
+            raise RewriteError(
+                None,
+                None,
+                None,
+                f"option skip_passes names {name!r}; choose from: {', '.join(sorted(known))}",
             )
     # The passes at `lowering` depend on the target, which is not known yet.
     own: dict[Place, tuple[Pass, ...]] = {"primal": primal(()), "joint": JOINT, "post": POST}

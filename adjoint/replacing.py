@@ -23,7 +23,7 @@ from adjoint.options import Options
 from adjoint.passes import Pass, Place
 from adjoint.rewrite.passes import rules_pass
 from adjoint.rewrite.patterns import Match
-from adjoint.rewrite.rules import Rule, traced_rules
+from adjoint.rewrite.rules import Rule, malformed, name_of, traced_rules
 from adjoint.source import line_of_function
 from adjoint.torch_private import trees
 
@@ -57,7 +57,9 @@ def replaces(
     """
 
     def make(function: Callable[..., object]) -> Pass:
-        name = function.__name__.replace("_", "-").strip("-")
+        name = name_of(function)
+        if where is not None and not callable(where):
+            raise malformed(name, f"its guard `where` is {where!r}, which cannot be called")
         rules = traced_rules(pattern, function, examples, name)
         without = _why_no_match(pattern, examples, rules, rules_pass(name, rules, place, after))
         if without is not None and place == "primal":

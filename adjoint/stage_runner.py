@@ -19,6 +19,7 @@ from adjoint.errors import RewriteError
 from adjoint.failing import call_user_code
 from adjoint.garbage import full_collections_wait
 from adjoint.graph.boundary import location_of_graph
+from adjoint.graph.interface import Interface, interface_of
 from adjoint.graph.metadata import source_of
 from adjoint.graph.show import show_call
 from adjoint.graph.verify import GraphError, verify, verify_made
@@ -61,7 +62,7 @@ class StageRunner:
                 call_user_code(self.observer.given, each.name, order, graph_module)
             run = partial(call_user_code, each.run, graph_module)
             if each in self.options.passes:
-                run = partial(_checked, each, run)
+                run = partial(_checked, each, interface_of(graph_module), run)
             graph_module = self.stage(each.name, order, run, nodes)
         return graph_module
 
@@ -110,8 +111,11 @@ class StageRunner:
                 yield
 
 
-def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:
-    """What a user's pass makes; an error if that breaks an invariant of graphs."""
+def _checked(each: Pass, before: Interface, run: Callable[[], object]) -> fx.GraphModule:
+    """What a user's pass makes; an error if that breaks an invariant of graphs.
+
+    `before`: the inputs and outputs of the graph that it is given.
+    """
     try:
         made = run()
     except RewriteError:
@@ -131,4 +135,7 @@ def _checked(each: Pass, run: Callable[[], object]) -> fx.GraphModule:
         node, why = wrong
         shown = f"{node.name} = {show_call(node)}"
         raise RewriteError(None, each.name, shown, f"the node {why}", source_of(node))
+    difference = before.difference(interface_of(made))
+    if difference is not None:
+        raise RewriteError(None, each.name, None, difference, location_of_graph(made).source)
     return made

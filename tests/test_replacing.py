@@ -204,3 +204,30 @@ def test_arguments_without_a_derivative() -> None:
 
     net = torch.nn.Sequential(torch.nn.BatchNorm2d(3, affine=False), torch.nn.ReLU()).eval()
     torch.testing.assert_close(adjoint.compile(net, passes=[doubled])(IMAGE), IMAGE * 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: replaces(torch.relu, MATRIX)(torch.sin), "its replacement: sin does not say"),
+        (lambda: replaces(torch.relu, MATRIX)(lambda x: x), "relu does not say which arguments"),
+        (lambda: replaces(MATRIX, MATRIX)(lambda x: x), "it is of type Tensor, which cannot be"),  # type: ignore[arg-type]
+        (
+            lambda: replaces(torch.exp, MATRIX, where=3)(lambda x: x),  # type: ignore[arg-type]
+            "its guard `where` is 3, which cannot be called",
+        ),
+        (lambda: replaces(lambda x: F.dropout(x), MATRIX)(lambda x: x), "draws random numbers"),
+        (lambda: adjoint.compile(torch.sin, skip_passes=["no"])(MATRIX), "skip_passes names 'no'"),
+    ],
+)
+def test_what_a_user_may_get_wrong_is_said_with_the_line(make: Any, why: str) -> None:
+    with pytest.raises(RewriteError, match=why) as caught:
+        make()
+    assert "skip_passes" in why or "test_replacing.py" in str(caught.value)
+
+
+def test_modules_are_functions_of_what_they_are_called_with() -> None:
+    made = replaces(torch.nn.ReLU(), MATRIX)(torch.nn.Softplus())
+    assert made.name == "Softplus"
+    result = adjoint.compile(lambda a: torch.relu(a), passes=[made])(MATRIX)
+    torch.testing.assert_close(result, F.softplus(MATRIX))

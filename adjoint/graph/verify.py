@@ -127,6 +127,8 @@ def _verify_call(node: Node) -> None:
             raise _broken(node, f"mutates {', '.join(written)}; every operator must be functional")
     elif not isinstance(target, HigherOrderOperator) and _makes_tensors_in_python(node):
         raise _broken(node, f"calls {show_target(target)}, which is not an operator of torch.ops")
+    if any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves((node.args, node.kwargs))):
+        raise _broken(node, "has a tensor as argument; values of a graph are nodes")
     if not has_value(node):
         raise _broken(node, "carries no fake value")
     if not has_mode(node):

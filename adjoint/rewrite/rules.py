@@ -34,7 +34,7 @@ from adjoint.open_types import Callee, UserFunction
 from adjoint.rewrite.patterns import Call, Each, Match, OneOf, Rest, Size, Wildcard, wildcards
 from adjoint.rewrite.recording import Untraceable
 from adjoint.rewrite.tracing import TracedPattern, parameters_of, pattern_of
-from adjoint.source import line_of_function
+from adjoint.source import line_of_function, user_line
 from adjoint.torch_private.operators import OpOverload, parameter_names
 
 
@@ -87,6 +87,12 @@ def roots_of(pattern: object) -> list[object]:
             return []
 
 
+def name_of(function: Callable[..., object]) -> str:
+    """The name of a rule or pass that is made of a function."""
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name.replace("_", "-").strip("-")
+
+
 def rewrites(*patterns: object) -> Callable[[Callable[..., object]], Rule]:
     """Make a rule of a function from what wildcards match, by name, to a replacement.
 
@@ -94,7 +100,7 @@ def rewrites(*patterns: object) -> Callable[[Callable[..., object]], Rule]:
     """
 
     def make(function: Callable[..., object]) -> Rule:
-        name = function.__name__.replace("_", "-").strip("-")
+        name = name_of(function)
         known = {*(each for pattern in patterns for each in wildcards(pattern)), "match"}
         try:
             wanted = parameters_of(function)
@@ -132,6 +138,9 @@ def traced_rules(
     does."""
     try:
         wanted = parameters_of(replacement)
+    except Untraceable as error:
+        raise malformed(name, f"its replacement: {error}", line_of_function(replacement)) from None
+    try:
         found = pattern_of(pattern, examples)
     except Untraceable as error:
         raise malformed(name, str(error), line_of_function(pattern)) from None
@@ -153,7 +162,10 @@ def traced_rules(
             stacklevel=3,
         )
     meaning = inspect.getdoc(replacement) or ""
-    return [_traced_rule(name, each, replacement, wanted, meaning) for each in found]
+    try:
+        return [_traced_rule(name, each, replacement, wanted, meaning) for each in found]
+    except RewriteError as error:
+        raise malformed(name, error.why, line_of_function(pattern)) from None
 
 
 def _traced_rule(
@@ -223,4 +235,5 @@ def _check_call(rule: str, op: object, pattern: Call) -> None:
 
 
 def malformed(rule: str, why: str, source: SourceLine | None = None) -> RewriteError:
-    return RewriteError(rule, None, None, why, source)
+    """The error for a rule that cannot be; without `source` at the line that makes the rule."""
+    return RewriteError(rule, None, None, why, source or user_line())

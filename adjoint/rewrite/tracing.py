@@ -75,8 +75,17 @@ def _is_real(argument: object) -> bool:
 
 
 def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
-    """The names of the parameters of a function."""
-    found = inspect.signature(function).parameters.values()
+    """The names of the parameters of a function; those of a module's `forward`."""
+    if not callable(function):
+        raise Untraceable(f"it is of type {type(function).__name__}, which cannot be called")
+    try:
+        signature = inspect.signature(getattr(function, "forward", function))
+    except ValueError:
+        name = getattr(function, "__name__", "it")
+        raise Untraceable(
+            f"{name} does not say which arguments it takes; write a function that calls it"
+        ) from None
+    found = signature.parameters.values()
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
         raise Untraceable("it takes any number of arguments")
     return tuple(each.name for each in found)

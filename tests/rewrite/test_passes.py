@@ -8,6 +8,8 @@ from torch import Tensor, fx
 
 import adjoint
 from adjoint.errors import RewriteError
+from adjoint.graph.metadata import output_node, outputs_of, value_of
+from adjoint.graph.origins import for_part_of
 from adjoint.passes import graph_pass
 from adjoint.rewrite.passes import rules_pass
 from adjoint.rewrite.patterns import Wildcard, call
@@ -42,10 +44,30 @@ def give_up(graph_module: fx.GraphModule) -> fx.GraphModule:
     raise KeyError("gone")
 
 
+def narrow(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """As `reduce`, with metadata that is right, up to the output."""
+    out = output_node(graph_module.graph)
+    first, *others = outputs_of(graph_module.graph)
+    assert isinstance(first, fx.Node)
+    with graph_module.graph.inserting_before(out):
+        node = graph_module.graph.call_function(torch.ops.aten.sum.default, (first,))
+    node.meta = for_part_of(first, torch.ops.aten.sum.default(value_of(first)))
+    out.args = ((node, *others),)
+    return graph_module
+
+
+def hold_a_tensor(graph_module: fx.GraphModule) -> fx.GraphModule:
+    (node,) = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    node.args = (torch.ones(3),)
+    return graph_module
+
+
 @pytest.mark.parametrize("place", ["primal", "joint", "post", "lowering"])
 @pytest.mark.parametrize(
     ("run", "why"),
     [
+        (narrow, r"changed result\[0\] of the graph from f32\[3\] to f32\[\]"),
+        (hold_a_tensor, "node .* has a tensor as argument"),
         (reduce, r"the node computes f32\[\], and its metadata says f32\[3\]"),
         (give_up, "it raised KeyError: 'gone'"),
         (mutate, "node .* = aten.exp_.default.* mutates"),
@@ -67,6 +89,21 @@ def test_a_pass_that_breaks_the_graph_is_an_error(run: Any, why: str, place: Any
     if "node" in why:
         assert "return torch.exp(a) * 2" in str(caught.value)
     torch.testing.assert_close(adjoint.compile(function)(a), function(a))
+
+
+def test_a_pass_that_removes_an_input_is_an_error() -> None:
+    """Without the tangent, gradients would be wrong."""
+
+    @graph_pass("forget-tangents", "joint")
+    def forget_tangents(graph_module: fx.GraphModule) -> fx.GraphModule:
+        one, tangent = graph_module.graph.find_nodes(op="placeholder")
+        tangent.replace_all_uses_with(one)
+        graph_module.graph.erase_node(tangent)
+        return graph_module
+
+    with pytest.raises(RewriteError, match=r"from .*, tangent of .* to ") as caught:
+        adjoint.compile(torch.exp, passes=[forget_tangents])(torch.ones(3, requires_grad=True))
+    assert "'forget-tangents': it changed the inputs" in str(caught.value)
 
 
 def test_a_pass_after_one_that_does_not_exist_is_refused() -> None:
