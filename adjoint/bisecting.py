@@ -45,9 +45,10 @@ class Bisection:
         kwargs: dict[str, object],
         order: int = 1,
         passes: Sequence[Pass] = (),
+        dynamic: bool = False,
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
-        self.order, self.passes = order, list(passes)
+        self.order, self.passes, self.dynamic = order, list(passes), dynamic
 
     def find(self) -> Finding | None:
         """The first pass that changes a result; None if none does."""
@@ -72,7 +73,6 @@ class Bisection:
     def _results(self, skipped: Sequence[str], log: StageLog | None = None) -> list[object]:
         options = {"skip_passes": tuple(skipped), "passes": self.passes}
         torch.manual_seed(0)
-        given = (self.function, self.args, self.kwargs, self.order)
-        return [
-            each for found in observe(log or unobserved, *given, options=options) for each in found
-        ]
+        given = (self.function, self.args, self.kwargs, self.order, self.dynamic)
+        results = observe(log or unobserved, *given, options, writes=True)
+        return [each for found in results for each in found]

@@ -13,6 +13,7 @@ entries, and `adjoint inspect` shows what an exported program holds.
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import inspect
 import sys
@@ -185,15 +186,27 @@ def _summary(each: Pass) -> str:
 def _run_pass(parsed: argparse.Namespace) -> str:
     function, args, kwargs = called(parsed.function, parsed.args)
     passes = _own_passes(parsed)
+    places = {each.name: place for place, known in all_places().items() for each in known}
+    places |= {each.name: each.place for each in passes}
+    if parsed.name not in places:
+        close = difflib.get_close_matches(parsed.name, places)
+        known = ", ".join(map(repr, close)) or "what `adjoint passes` lists, and from --passes"
+        raise UsageError(f"there is no pass {parsed.name!r}; choose from: {known}")
     log = watched(function, args, kwargs, parsed.order, parsed.dynamic, passes, of_pass=parsed.name)
+    if not log.passes:
+        raise UsageError("nothing was compiled, so no pass ran")
     if parsed.name not in log.passes:
-        raise UsageError(f"no pass {parsed.name!r} ran; there were {', '.join(log.passes)}")
+        raise UsageError(
+            f"pass {parsed.name!r} of {places[parsed.name]!r} did not run on this function; "
+            f"there ran {', '.join(log.passes)}"
+        )
     return before_and_after(log.chosen(parsed.name))
 
 
 def _bisect(parsed: argparse.Namespace) -> str:
     function, args, kwargs = called(parsed.function, parsed.args)
-    found = Bisection(function, args, kwargs, parsed.order, _own_passes(parsed)).find()
+    passes = _own_passes(parsed)
+    found = Bisection(function, args, kwargs, parsed.order, passes, parsed.dynamic).find()
     return "no pass changes a result" if found is None else str(found)
 
 

@@ -136,7 +136,8 @@ def watched(
     `of_pass`: keep what this pass is given, too.
     """
     log = StageLog(of_pass)
-    observe(log, function, args, kwargs, order, dynamic, {"passes": list(passes)})
+    options = {"passes": list(passes)}
+    observe(log, function, args, kwargs, order, dynamic, options, writes=True)
     return log
 
 
@@ -156,7 +157,7 @@ def observe(
 
     Returns what it returned, and the gradients of each order that there is.  `resets`: forget what
     the process has compiled, before and after.  `again`: the last gradients can be differentiated
-    again.  `writes`: the function may write to its arguments, which are not leaves then.
+    again.  `writes`: the function may write to its arguments, which are copies and not leaves then.
     """
     if resets:
         torch.compiler.reset()
@@ -170,7 +171,7 @@ def observe(
     )
     args, kwargs = trees.map_leaves(_leaf if order else _same, (tuple(args), kwargs))
     inputs = [each for each in trees.leaves((args, kwargs)) if requires_grad(each)]
-    if writes and order:
+    if writes:
         args, kwargs = trees.map_leaves(_unleaved, (args, kwargs))
     results = trees.leaves(compiled(*args, **kwargs))
     # Parameters, and tensors that the function closes over.
@@ -203,7 +204,7 @@ def _leaf(leaf: object) -> object:
 
 
 def _unleaved(leaf: object) -> object:
-    return leaf.clone() if requires_grad(leaf) else leaf
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def printed(shown: Sequence[Shown]) -> str:

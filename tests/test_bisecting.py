@@ -67,3 +67,36 @@ def test_a_pass_that_is_not_made_of_rules_is_found() -> None:
     assert found is not None
     assert (found.graph_pass, found.match) == ("negate", None)
     assert "changes a result by" in str(found)
+
+
+def written(a: Tensor) -> Tensor:
+    a.mul_(2)
+    return a.sin()
+
+
+def test_a_function_that_writes_to_its_arguments_gets_the_same_in_every_run() -> None:
+    given = torch.linspace(0.1, 0.2, 3)
+    before = given.clone()
+    for order in (0, 1):
+        assert Bisection(written, [given], {}, order, [nothing]).find() is None
+        found = Bisection(written, [given], {}, order, [negate]).find()
+        assert found is not None
+        assert found.graph_pass == "negate"
+    assert torch.equal(given, before)
+
+
+@graph_pass("negate-if-dynamic", "post")
+def negate_if_dynamic(graph_module: Any) -> Any:
+    if any(isinstance(each.meta.get("val"), torch.SymInt) for each in graph_module.graph.nodes):
+        return negate(graph_module)
+    return graph_module
+
+
+def test_sizes_that_are_symbols() -> None:
+    def halved(a: Tensor) -> Tensor:
+        return a.sin()[: a.shape[0] // 2]
+
+    given = [torch.linspace(0.1, 0.2, 6)]
+    for dynamic in (False, True):
+        found = Bisection(halved, given, {}, 0, [negate_if_dynamic], dynamic).find()
+        assert (found is not None) is dynamic

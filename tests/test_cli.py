@@ -289,9 +289,14 @@ def test_one_pass_before_and_after(own: Path, capsys: pytest.CaptureFixture[str]
     assert "-    mul_tensor: f32[3] = aten.mul.Tensor(sin_default, 2)" in printed
     assert "+    add_tensor: f32[3] = aten.add.Tensor(" in printed
     assert main(["run-pass", "no-such-pass", f"{own}:function"]) == 1
-    assert (
-        "no pass 'no-such-pass' ran; there were split-convolution-bias" in capsys.readouterr().err
-    )
+    assert "no pass 'no-such-pass'; choose from: what `adjoint passes`" in capsys.readouterr().err
+    assert main(["run-pass", "merge-view", f"{own}:function"]) == 1
+    assert "no pass 'merge-view'; choose from: 'merge-views'" in capsys.readouterr().err
+    assert main(["run-pass", "merge-views", f"{own}:function", "--order", "0"]) == 1
+    error = capsys.readouterr().err
+    assert "pass 'merge-views' of 'joint' did not run on this function; there ran" in error
+    assert main(["run-pass", "merge-views", "math:sqrt", "--args", "2.0"]) == 1
+    assert "nothing was compiled, so no pass ran" in capsys.readouterr().err
     assert main(["show", "--stages", f"{own}:function", "--passes", f"{own}:function"]) == 1
     assert "is no pass" in capsys.readouterr().err
 
