@@ -161,12 +161,18 @@ class _Attention:
         if added is not None:
             assert mask is not None
             nothing = torch.eq(mask, -math.inf).all(-1, keepdim=True)
-        is_finite = self.zeroed or not any(map(math.isinf, self._fills()))
+        fills_infinity = any(map(math.isinf, self._fills()))
+        if filled is not None and nothing is not None and not fills_infinity:
+            # What the bias does not hide, the mask fills.
+            hidden = nothing & filled.any(-1, keepdim=True)
+        is_finite = self.zeroed or not fills_infinity
         if hidden is not None and is_finite:
-            # Such a row has equal weights, which depend on neither the query nor the keys.
+            # What is filled in such a row has equal weights, which depend on neither the query nor
+            # the keys.
             query = query.masked_fill(hidden, 0)
             assert mask is not None
-            mask = mask | hidden if added is None else mask.masked_fill(hidden, 0)
+            assert filled is not None
+            mask = mask | hidden if added is None else mask.masked_fill(hidden & filled, 0)
         out: torch.Tensor = F.scaled_dot_product_attention(
             query, key, value, mask, self.dropout, scale=self.scale
         )
@@ -233,14 +239,13 @@ class _Attention:
         return [each.fill for each in self.biases if each.fill is not None]
 
     def is_one_mask(self) -> bool:
-        """Whether the biases act as one: all fill with -inf, or with low numbers that nothing is
-        added to."""
+        """Whether the biases act as one: all fill with -inf, or all with one low number that
+        nothing is added to."""
         fills = self._fills()
         if not fills or all(map(math.isinf, fills)):
             return True
         first = [bias.fill is not None for bias in self.biases].index(True)
-        after = self.biases[first:]
-        return all(bias.fill is not None and math.isfinite(bias.fill) for bias in after)
+        return all(bias.fill == fills[0] for bias in self.biases[first:])
 
 
 def _nan_like_the_values(value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -343,6 +343,35 @@ def test_a_row_that_is_filled_with_a_low_number_is_the_mean_of_the_values() -> N
     check(boolean_mask, [QUERY, KEY, VALUE, ALLOWED], 2)
 
 
+def added_and_filled(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, allowed: Tensor) -> Tensor:
+    scores = (q @ k.mT + bias).masked_fill(~allowed, -1e9)
+    return torch.softmax(scores, -1) @ v
+
+
+def test_a_row_of_which_a_bias_and_a_mask_leave_nothing() -> None:
+    """As with padding on the left: what the mask fills has equal weights, and nothing is NaN."""
+    bias = torch.zeros(ROWS, KEYS, dtype=torch.float64)
+    bias.masked_fill_(torch.ones(ROWS, KEYS).triu(1).bool(), -math.inf)
+    padded = torch.ones(KEYS, dtype=torch.bool)
+    padded[:2] = False
+    inputs = [QUERY, KEY, VALUE, bias, padded]
+    assert FLASH in targets(fuse_attention(graph_of(added_and_filled, *inputs), [0, 1, 2]))
+    assert added_and_filled(*inputs).isfinite().all()
+    check(added_and_filled, inputs, 2)
+
+
+def filled_twice(q: Tensor, k: Tensor, v: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    scores = (q @ k.mT).masked_fill(one, -1e9).masked_fill(other, LOW)
+    return torch.softmax(scores, -1) @ v
+
+
+def test_two_numbers_that_fill_are_two_masks() -> None:
+    """In a row that they fill together, only what the higher one fills has weights."""
+    inputs = [QUERY, KEY, VALUE, ~ALLOWED, ALLOWED]
+    module = graph_of(filled_twice, *inputs)
+    assert fuse_attention(module, [0, 1, 2]) is module
+
+
 def returned_weights(q: Tensor, k: Tensor, v: Tensor) -> Any:
     weights = torch.softmax(q @ k.mT, -1)
     return weights @ v, weights
