@@ -21,6 +21,7 @@ from adjoint.torch_private.dynamo import COMPILING, general_shapes
 from adjoint.torch_private.fake import make_fake, new_fake_mode
 from adjoint.torch_private.functorch import outside_functorch
 from adjoint.torch_private.modes import without_observers
+from adjoint.torch_private.size_decisions import program_decides
 from adjoint.trace.subclasses import has_own_dispatch
 
 # Which axes of a tensor have symbolic sizes; True: all axes of arguments.
@@ -95,7 +96,11 @@ def _capture_call(
     fake_args, fake_kwargs = trees.unflatten(given, spec)
     program = functools.partial(function, *fake_args, **fake_kwargs)
     general = general_shapes() if dynamic else contextlib.nullcontext()
-    with general, _with_state(module, {name: fakes[id(t)] for name, t in state.items()}):
+    with (
+        general,
+        program_decides(),
+        _with_state(module, {name: fakes[id(t)] for name, t in state.items()}),
+    ):
         captured, out_spec = capture.run(program, leaves)
     constants = [
         (_argument_path(path), value)

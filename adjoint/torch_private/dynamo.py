@@ -26,6 +26,7 @@ from adjoint.torch_private.custom_functions import differentiable_backwards
 from adjoint.torch_private.fake import forget_shapes
 from adjoint.torch_private.logs import unlogged
 from adjoint.torch_private.modes import isolated
+from adjoint.torch_private.size_decisions import program_decides
 
 # Dynamo's own lock.  Tracing, differentiation and lowering share fake modes and patch parts of
 # torch, so they need one; a second lock could deadlock with Dynamo's if two threads took them in
@@ -142,7 +143,7 @@ def adapt_frames(
 
     def compile_twice(*args: Any, **kwargs: Any) -> object:
         try:
-            with general_shapes():
+            with general_shapes(), program_decides():
                 return original(*args, **kwargs)
         except Exception as failure:
             # The formulas of torch's fakes assume specialized sizes, and fail by any error.
