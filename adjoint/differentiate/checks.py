@@ -1,8 +1,13 @@
-"""Formulas of torch that check what only data can tell, traced as if the check had passed.
+"""Formulas of torch that ask what their trace leaves open: what only data can tell, or a size.
+
+Checks of data are traced as if they had passed.
 
 An example: the derivative of a singular value decomposition of complex matrices raises if the loss
 depends on the phases of the singular vectors.  The check becomes a condition on the gradients,
 which is tested when the compiled program runs and raises torch's error there.
+
+A size may be 1 and broadcast in a formula, where the program before has no opinion of it.  The
+derivative of the formula squeezes it.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ import torch
 
 from adjoint.graph.operations import provided
 from adjoint.open_types import OpArgument, OpArguments, OpKeywords
+from adjoint.torch_private import size_guards
 from adjoint.torch_private.operators import HigherOrderOperator, OpOverload
 from adjoint.trace.tracer import Tracer
+
+_aten = torch.ops.aten
 
 
 class FormulaTracer(Tracer):
@@ -44,11 +52,19 @@ class FormulaTracer(Tracer):
         args: OpArguments = (),
         kwargs: OpKeywords | None = None,
     ) -> object:
-        if op is torch.ops.aten.allclose.default and self._conditions is not None:
+        if op is _aten.allclose.default and self._conditions is not None:
             with self, torch.no_grad():
                 self._conditions.append(torch.isclose(*args, **(kwargs or {})).all())
             return self._holds
+        if op is _aten.squeeze.dim and self._conditions is not None and _is_one(*args):
+            # For general shapes torch would keep the axis.
+            op, args = _aten.select.int, (*args, 0)
         return super().__torch_dispatch__(op, types, args, kwargs)
+
+
+def _is_one(x: torch.Tensor, axis: int) -> bool:
+    """Whether the size of an axis is a symbol, and 1 in this call, which becomes a guard."""
+    return x.dim() > 0 and size_guards.is_guarded_one(x.shape[axis])
 
 
 def where_checks_hold(

@@ -28,6 +28,7 @@ __all__ = [
     "assumptions",
     "guard_open_decisions",
     "guards_of",
+    "is_guarded_one",
     "never_zero",
 ]
 
@@ -150,10 +151,15 @@ def _guard_squeezed_sizes(x: torch.Tensor, dim: int | Sequence[int] | None = Non
     axes = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     sizes: list[object] = [x.shape[axis] for axis in axes if x.dim()]
     for size in sizes:
-        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
-            continue
-        if bool(size == 1) and not size.node.expr.is_Integer:
+        if is_guarded_one(size):
             raise SizeSpecialized(f"the size {size} is 1, and is squeezed")
+
+
+def is_guarded_one(size: object) -> bool:
+    """Whether a symbolic size is 1, which becomes a guard; its expression stays what it is."""
+    if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+        return False
+    return bool(size == 1) and not size.node.expr.is_Integer
 
 
 def _guard_slice(

@@ -56,3 +56,25 @@ def test_a_check_that_chooses_between_two_formulas_is_refused() -> None:
         adjoint.grad(lambda x: choosing(x).sum())(torch.ones(3))
     assert raised.value.source is not None
     assert "choosing(x).sum()" in raised.value.source.text
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_a_size_of_one_broadcasts_in_a_formula(p: float) -> None:
+    """Only the derivative of a distance has a size for each pair of points."""
+
+    def distances(x: Tensor) -> Tensor:
+        return torch.cdist(x, x.sin() + 1, p=p)
+
+    def norms(x: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(x[:, None] - (x.sin() + 1)[None], p, -1)
+        return norm
+
+    torch._dynamo.reset()
+    compiled = torch.compile(distances, backend="adjoint", dynamic=True)
+    for points in (1, 3, 1, 2):
+        x = torch.randn(points, 4, dtype=torch.float64, requires_grad=True)
+        found = []
+        for function in (compiled, norms):
+            (grad,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+            found.append((grad, *torch.autograd.grad(grad.cos().sum(), x)))
+        torch.testing.assert_close(*found)
