@@ -162,8 +162,10 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """If nothing is dropped, the argument itself is returned."""
-    return aten.native_dropout.default(x, p, train)[0] if train and p != 0 else x
+    """If nothing is dropped, the argument itself is returned; if all is, nothing is drawn."""
+    if not train or p == 0:
+        return x
+    return x * x.new_zeros(()) if p == 1 else aten.native_dropout.default(x, p, train)[0]
 
 
 _CORRECTED: dict[OpOverload, Callee] = {

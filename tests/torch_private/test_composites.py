@@ -36,6 +36,22 @@ def test_the_same_views_as_in_eager(function: Callable[..., Any], dynamic: bool)
     assert result._is_view() == expected._is_view()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_what_is_drawn_after_a_dropout_is_as_in_eager(p: float, dynamic: bool) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x, p), torch.rand(2)
+
+    compiled = adjoint.compile(program, dynamic=dynamic, eager_rng=True)
+    found = []
+    for function in (compiled, program):
+        torch.manual_seed(0)
+        x = torch.ones(3, 4, requires_grad=True)
+        y, drawn = function(x)
+        found.append((y, drawn, *torch.autograd.grad(y.sum(), x)))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("q", [0.3, torch.tensor([0.3, 0.7])])
 @pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
