@@ -92,7 +92,7 @@ JOINT = (
     MERGE,
 )
 
-# On a joint graph that is not split: the transpose of a backward graph.
+# On the transpose of a backward graph, and on segments that were joined again.
 LINEAR = (MERGE,)
 
 # On a graph that is about to run.

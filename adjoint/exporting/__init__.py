@@ -2,7 +2,7 @@
 
 One call is captured, and all that may be asked of it later is compiled (`graphs.py`): the graph,
 its forward with saved values and, for each order, its backward graphs, as plans and machine code
-(`code.py`).
+(`code.py`).  `making.py` adds what holds for the whole file and writes it.
 
 A branch on a size that capturing, differentiating or lowering took is a condition of the record
 (`recording.py`).  The exporter also tries the bounds of each dynamic size, and 0 and 1; where one
