@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from adjoint.graph.operations import in_order
+from adjoint.graph.operations import in_order, on_copies
 from adjoint.graph.subgraphs import subgraph_of
 from adjoint.torch_private.operators import OpOverload
 
@@ -34,11 +34,16 @@ def is_impure(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, OpOverload):
         return _returns_nothing(node.target) or draws(node)
-    return node.target is in_order or any(map(is_impure, _in_bodies(node)))
+    if node.target is in_order or draws(node):
+        return True
+    return any(map(is_impure, _in_bodies(node)))
 
 
 def draws(node: fx.Node) -> bool:
     """Whether the node draws random numbers, apart from the bodies of a higher-order operator."""
+    if node.target is on_copies:
+        op = node.args[0]
+        return isinstance(op, OpOverload) and _draws_random_numbers(op)
     if not isinstance(node.target, OpOverload):
         return False
     return _draws_random_numbers(node.target) and not _has_no_dropout(node)

@@ -77,6 +77,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "custom_function": lambda x: Noisy.apply(x),  # type: ignore[no-untyped-call]
     "cond": branch,
     "dead": lambda x: _drawn_for_nothing(x),
+    "dead_in_a_view": lambda x: _filled_for_nothing(x),
     "multiplied": lambda x: x @ torch.rand(3, 3, dtype=x.dtype),
 }
 
@@ -89,6 +90,11 @@ def _filled_in_part(x: Tensor) -> Tensor:
 
 def _drawn_for_nothing(x: Tensor) -> Tensor:
     torch.rand(2)
+    return x.sin()
+
+
+def _filled_for_nothing(x: Tensor) -> Tensor:
+    (x * 3)[:, 1].normal_()
     return x.sin()
 
 
@@ -109,7 +115,7 @@ def mixture(seed: int) -> Callable[[Tensor], list[Tensor]]:
     return program
 
 
-QUICK = ("normal_", "in_a_view", "randint_like", "custom_function", "cond")
+QUICK = ("normal_", "in_a_view", "dead_in_a_view", "randint_like", "custom_function", "cond")
 
 
 @pytest.mark.parametrize(
