@@ -90,20 +90,29 @@ def _have_no_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return any(tensor.numel() and not tensor.data_ptr() for tensor in tensors)
 
 
-def _changed(
-    tensors: Sequence[torch.Tensor], new: Sequence[int], old: Sequence[int]
-) -> list[torch.Tensor]:
-    """The tensors whose addresses differ."""
-    if new == old:
-        return []
-    return [each for each, one, other in zip(tensors, new, old, strict=True) if one != other]
+class _Inputs:
+    """The bytes of the tensors of one kind of call, the largest first.
 
+    Calls are compared with up to `MAX_REMEMBERED_KEYS` earlier ones, each of some hundred tensors.
+    """
 
-def _are_few(changed: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether some inputs are a small part of all, by bytes, as a batch is among weights."""
-    count = sum(map(bytes_of, changed))
-    total = sum(map(bytes_of, tensors)) if count else 0
-    return count <= min(MAX_COPIED_BYTES, total * MAX_CHANGING_FRACTION)
+    most: float
+    """How many bytes may change from step to step; if more do, it is another call."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        counts = list(map(bytes_of, tensors))
+        self._largest_first = sorted(enumerate(counts), key=lambda pair: -pair[1])
+        self.most = min(MAX_COPIED_BYTES, sum(counts) * MAX_CHANGING_FRACTION)
+
+    def are_few(self, new: Sequence[int], old: Sequence[int]) -> bool:
+        """Whether the tensors whose addresses differ are a small part, as a batch is."""
+        left = self.most
+        for place, count in self._largest_first:
+            if new[place] != old[place]:
+                left -= count
+                if left < 0:
+                    return False
+        return True
 
 
 class CudaGraphs:
@@ -157,6 +166,8 @@ class CudaGraphs:
         """Inputs whose addresses change, small unless results are held."""
         self._copied_inputs: tuple[CallKind, list[int]] | None = None
         """The inputs that are copied into buffers of a graph, for one kind of call."""
+        self._measured: tuple[CallKind, _Inputs] | None = None
+        """The inputs of the last kind of call that was not replayed."""
         self._last_sizes: tuple[int, ...] | None = None
         self._seen_sizes: dict[tuple[int, ...], None] = {}
 
@@ -218,7 +229,7 @@ class CudaGraphs:
         captured = self._replayable(key)
         if captured is None:
             self._detach(inputs)
-            if self._finds_moving_inputs(inputs):
+            if self._finds_moving_inputs(kind, inputs):
                 self._captured.clear()
             # What is copied may have changed: it may be in memory of a graph by now.
             key = self._key(kind, inputs, large)
@@ -375,12 +386,18 @@ class CudaGraphs:
 
     def _has_moved_results(self, key: CallKey, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a call with the same inputs, but for few, had large results elsewhere."""
+        measured = self._measured_inputs(key.kind, tensors)
         return any(
-            each.kind == key.kind
-            and each.made != key.made
-            and _are_few(_changed(tensors, key.inputs, each.inputs), tensors)
+            each.made != key.made
+            and each.kind == key.kind
+            and measured.are_few(key.inputs, each.inputs)
             for each in reversed(self._seen)
         )
+
+    def _measured_inputs(self, kind: CallKind, tensors: Sequence[torch.Tensor]) -> _Inputs:
+        if self._measured is None or self._measured[0] is not kind:
+            self._measured = (kind, _Inputs(tensors))
+        return self._measured[1]
 
     def _may_hold(self, count_bytes: int) -> bool:
         """Whether `count_bytes` more bytes of results may lie in memory of graphs."""
@@ -395,7 +412,7 @@ class CudaGraphs:
         pairs = zip(self._tensors, key.inputs, before.inputs, strict=True)
         return all(is_static_result(inputs[n]) for n, new, old in pairs if new not in (0, old))
 
-    def _finds_moving_inputs(self, inputs: Sequence[TorchValue]) -> bool:
+    def _finds_moving_inputs(self, kind: CallKind, inputs: Sequence[TorchValue]) -> bool:
         """Whether the address of an input that may be copied has changed for the first time."""
         before = len(self._moving_inputs)
         self._copied_inputs = None
@@ -410,9 +427,10 @@ class CudaGraphs:
                 self._moving_inputs.add(n)
             else:
                 large.append(n)
-        moved = [inputs[n] for n in large]
-        if self._holds_results and _are_few(moved, self._tensors_of(inputs)):
-            self._moving_inputs.update(large)
+        if self._holds_results and large:
+            measured = self._measured_inputs(kind, self._tensors_of(inputs))
+            are_few = sum(bytes_of(inputs[n]) for n in large) <= measured.most
+            self._moving_inputs.update(large if are_few else ())
         return len(self._moving_inputs) > before
 
     def _capture(
