@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -59,12 +60,8 @@ def _capture_graph(
             for index, each in enumerate(examples)
         ]
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    leaves = [
-        Leaf(fake, _descriptor(index, node, example))
-        for index, (node, fake, example) in enumerate(
-            zip(placeholders, fakes, examples, strict=True)
-        )
-    ]
+    descriptors = _descriptors([dynamo_inputs.source_name(node) for node in placeholders], examples)
+    leaves = [Leaf(*pair) for pair in zip(fakes, descriptors, strict=True)]
     make = partial(_captured, graph_module, fake_mode, leaves)
     if kept is None:
         return make()
@@ -86,11 +83,27 @@ def _captured(
     return captured
 
 
-def _descriptor(index: int, node: fx.Node, example: object) -> PlainInput | SymbolicSize:
-    source = dynamo_inputs.source_name(node)
+def _descriptors(
+    sources: Sequence[str], examples: Sequence[object]
+) -> list[PlainInput | SymbolicSize]:
+    """What the inputs are, by the expressions that refer to them.
+
+    A module of the user's frame may have the name of a submodule of `self`, or of a module of
+    another frame.  Parameters that only the whole expression tells apart are named by it.
+    """
+    paths = [dynamo_inputs.module_path(source) for source in sources]
+    shared = {path for path, times in Counter(paths).items() if times > 1}
+    return [
+        _descriptor(index, source, source if path is not None and path in shared else path, example)
+        for index, (source, path, example) in enumerate(zip(sources, paths, examples, strict=True))
+    ]
+
+
+def _descriptor(
+    index: int, source: str, name: str | None, example: object
+) -> PlainInput | SymbolicSize:
     if not isinstance(example, torch.Tensor):
         return SymbolicSize(source)
-    name = dynamo_inputs.module_path(source)
     if name is None:
         return Argument(index, source)
     return Parameter(name) if isinstance(example, torch.nn.Parameter) else Buffer(name)

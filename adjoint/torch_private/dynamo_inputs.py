@@ -172,10 +172,16 @@ def source_name(placeholder: fx.Node) -> str:
 
 
 def module_path(source: str) -> str | None:
-    """The qualified name of a parameter or buffer, from its Dynamo source."""
+    """The qualified name of a parameter or buffer, from its Dynamo source.
+
+    What is no module on the way there, as a list or the object that holds a module, keeps the
+    expression by which it is found: other modules of that list have parameters of the same names.
+    """
     if "_parameters[" not in source and "_buffers[" not in source:
         return None
-    parts = re.findall(r"_(?:modules|parameters|buffers)\['([^']*)'\]", source)
     # In a module's own forward it is `self`; others are named by the variable that refers to them.
-    root = re.findall(r"\['([^']*)'\]", source.partition("._")[0])
-    return ".".join([*(name for name in root if name != "self"), *parts])
+    rooted = re.sub(
+        r"^[LG]\['([^']*)'\]", lambda root: "" if root[1] == "self" else root[1], source
+    )
+    path = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", rooted)
+    return path.removeprefix(".")

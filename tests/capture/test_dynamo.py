@@ -65,6 +65,65 @@ def test_a_name_counts_from_the_module_that_is_compiled() -> None:
     assert {name.split(".", 1)[-1][-len("0.weight") :] for name in names} >= {"0.weight"}
 
 
+class Holder:
+    """Of no torch type: Dynamo finds the module by an attribute of an object."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+
+class Unregistered(nn.Module):
+    """Its submodules are in a list and in objects, none of which registers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = [nn.Linear(3, 3), nn.Linear(3, 3)]
+        self.held = [Holder(nn.Linear(3, 3)), Holder(nn.Linear(3, 3))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.listed:
+            x = layer(x)
+        for each in self.held:
+            x = each.layer(x)
+        return x
+
+
+SHADOWED = nn.Linear(3, 3)
+
+
+class Shadowing(nn.Module):
+    """Its submodule has the name of a module outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.SHADOWED = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        after: Tensor = SHADOWED(self.SHADOWED(x))
+        return after
+
+
+def in_a_list() -> Any:
+    layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    return lambda x: layers[1](layers[0](x))
+
+
+def in_a_dict() -> Any:
+    layers: dict[Any, nn.Module] = {3: nn.Linear(3, 3), 4: nn.Linear(3, 3), "a": nn.Linear(3, 3)}
+    return lambda x: layers["a"](layers[4](layers[3](x)))
+
+
+@pytest.mark.parametrize("make", [Unregistered, Shadowing, in_a_list, in_a_dict])
+def test_parameters_of_modules_that_none_registers(make: Any) -> None:
+    function, x = make(), torch.randn(2, 3)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(function, backend="adjoint", fullgraph=True)
+    torch.testing.assert_close(compiled(x), function(x))
+    (captured,) = captures(function, (x,))
+    names = [each.name for each in captured.inputs if isinstance(each, Parameter)]
+    assert len(names) == len(set(names)) >= 4
+
+
 def test_sizes_are_inputs_of_their_own() -> None:
     (captured,) = captures(lambda x: x * 2, (torch.randn(4, 3),), dynamic=True)
     kinds = {type(each) for each in captured.inputs}

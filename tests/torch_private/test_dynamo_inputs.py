@@ -20,6 +20,8 @@ from adjoint.torch_private import dynamo_inputs
         ("L['self']._parameters['weight']", "weight"),
         ("L['self']._modules['layers']._modules['0']._buffers['mean']", "layers.0.mean"),
         ("G['model']._modules['a']._parameters['b']", "model.a.b"),
+        ("L['layers'][1]._parameters['b']", "layers[1].b"),
+        ("L['self'].held[0].layer._modules['a']._buffers['b']", "held[0].layer.a.b"),
     ],
 )
 def test_names_of_parameters(source: str, name: str | None) -> None:
