@@ -61,6 +61,11 @@ def change_metadata(
     change: MetadataChange = MetadataOp(op, tuple(args[1:]), kwargs, mode)
     name = op._schema.name
     if name == "aten::set_":
+        _refuse_derivative(tracer, tensor)
+        if geometry.same_memory(before.former, tensor):
+            # `Module.to` assigns a parameter to itself if it has the dtype and device asked for.
+            before.former = None
+            return result
         now = _relocate(tracer, tensor, old)
         if tensor.requires_grad and op is aten.set_.source_Tensor:
             # This is how Dynamo writes an assignment to `.data`.  After the graph has run, `set_`
@@ -89,14 +94,18 @@ def _replace_alias(tracer: Tracer, op: OpOverload, before: Alias, now: Alias) ->
     tracer.scope.add(now.tensor, now)
 
 
-def _relocate(tracer: Tracer, tensor: torch.Tensor, old: fx.Node) -> Alias:
-    """Move `tensor`, whose value was `old`, to the memory that it has now."""
+def _refuse_derivative(tracer: Tracer, tensor: torch.Tensor) -> None:
+    """An error if autograd recorded that `tensor` was set."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise tracer.unsupported(
             "set_",
             "the tensor requires grad, and autograd has no derivative of set_",
             "call it under torch.no_grad(), or copy_() the new values",
         )
+
+
+def _relocate(tracer: Tracer, tensor: torch.Tensor, old: fx.Node) -> Alias:
+    """Move `tensor`, whose value was `old`, to the memory that it has now."""
     del tracer.scope.aliases[id(tensor)]
     found = geometry.locate(tracer.scope.aliases.values(), tensor)
     if found is None:

@@ -420,6 +420,35 @@ def data_of_two_inputs_is_swapped(x: Tensor, y: Tensor) -> Tensor:
     return x * y * y
 
 
+@table(lambda: leaf(3))
+def data_of_an_input_is_assigned_to_itself(x: Tensor) -> Tensor:
+    x.data = x.data
+    return x * x
+
+
+@table(lambda: leaf(3))
+def an_input_is_assigned_to_its_own_data(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.data = x.to(torch.float64)
+    return x * x
+
+
+@table(lambda: (plain(3), plain(3)), dynamo=False)
+def an_input_is_set_to_itself(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x.set_(x).add_(y)  # type: ignore[call-overload]
+    z = x * y
+    z.set_(z)  # type: ignore[call-overload]
+    return x + 1, z
+
+
+@table(lambda: plain(3, 4), dynamo=False)
+def a_view_is_set_to_another_of_the_same_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    row = x[0]
+    row.set_(x[1])  # type: ignore[call-overload]
+    row.add_(1)
+    return x * 1, row
+
+
 @table(lambda: (leaf(3), plain(3)), dynamo=False)
 def an_input_with_a_history_is_set(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
@@ -433,7 +462,13 @@ def test_a_recorded_set_of_a_tensor_that_requires_grad_is_refused() -> None:
         z.set_(y)  # type: ignore[call-overload]
         return z * z
 
+    def set_to_itself(x: Tensor) -> Tensor:
+        z = x * 1
+        z.set_(z)  # type: ignore[call-overload]
+        return z * z
+
     assert "no derivative of set_" in refused(program, lambda: (leaf(3), plain(3))).why
+    assert "no derivative of set_" in refused(set_to_itself, lambda: leaf(3)).why
 
 
 @table(lambda: plain(3, 1), dynamo=False)
