@@ -104,6 +104,11 @@ class CaptureFunctionMode(TorchFunctionMode):
             return change_history(
                 self.tracer, args[0], partial(call_user_code, function, *args, **kwargs)
             )
+        if kwargs.get("requires_grad") is True and not self._is_transformed():
+            # `new_zeros(3, requires_grad=True)`: a leaf for the caller, if the program returns it.
+            made = call_user_code(function, *args, **{**kwargs, "requires_grad": False})
+            become = partial(call_user_code, torch.Tensor.requires_grad_, made)
+            return change_history(self.tracer, made, become)
         if function is torch.Tensor.register_hook:
             # For derivatives that the program itself computes.
             call_user_code(torch.Tensor.register_hook, *args, **kwargs)

@@ -430,3 +430,29 @@ def test_a_new_leaf_and_what_depends_on_it() -> None:
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     y, total = bridged(program, x)(x)
     torch.testing.assert_close(torch.autograd.grad(total, y), (2 * x.detach(),))
+
+
+# What makes a tensor that requires grad, from one that is passed.
+LEAVES: dict[str, Any] = {
+    "new_zeros": lambda x: x.new_zeros(3, requires_grad=True),
+    "new_ones": lambda x: x.new_ones(3, requires_grad=True),
+    "new_full": lambda x: x.new_full((3,), 2.0, requires_grad=True),
+    "tensor": lambda x: torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype, requires_grad=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*returns a leaf and what depends on it")
+@pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_leaf_that_is_made_as_one(make: Any, known: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        strain = make(x)
+        return strain, (x * (1 + strain).square()).sum()
+
+    torch._dynamo.reset()
+    x = torch.randn(3, dtype=torch.float64, requires_grad=known)
+    for run in (bridged(program, x), torch.compile(program, backend="adjoint")):
+        strain, energy = run(x)
+        assert strain.is_leaf
+        stress = torch.autograd.grad(energy, strain)
+        torch.testing.assert_close(stress, ((2 * x * (1 + strain)).detach(),))
