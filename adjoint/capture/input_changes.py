@@ -110,11 +110,26 @@ class InputChanges:
             self.tracer.alias(self.inputs.leaves[index].value)  # Finds assignments to `.data`.
         for tensor, made in self.tracer.metadata_changes.items():
             if tensor in self.inputs.index:
-                changes += [self._metadata(self.inputs.index[tensor], change) for change in made]
+                index = self.inputs.index[tensor]
+                moves = [self._metadata(index, change) for change in made]
+                changes += [] if self._returned_to_its_place(index, moves) else moves
         for index, state in self.inputs.states.items():
             if not state.is_leaf and self._became_leaf(index):
                 changes.append(ReplayMetadataOp(index, aten.detach_.default, (), (), Mode()))
         return tuple(changes)
+
+    def _returned_to_its_place(
+        self, index: int, moves: Sequence[ReplayMetadataOp | AssignData]
+    ) -> bool:
+        """Whether an input that was written to shows what it did, as after `t_` without two axes.
+
+        Moves after the graph has run would take the history from what the write gave it.
+        """
+        before, tensor = self.inputs.aliases[index], self.inputs.leaves[index].value
+        if not before.storage.writes or before.former is None:
+            return False
+        are_recorded = all(isinstance(n, ReplayMetadataOp) and _is_recorded(n) for n in moves)
+        return are_recorded and geometry.same_memory(before.former, tensor)
 
     def late_storages(
         self, writes: Sequence[Write], moves: Sequence[ReplayMetadataOp | AssignData]

@@ -20,7 +20,7 @@ from adjoint.errors import DifferentiationError
 from adjoint.graph.derivative import NodeLayout, Segments, picker
 from adjoint.graph.evaluation import InOwnMemory, InputsWithHistory, detach_inputs
 from adjoint.open_types import AutogradContext, TorchValue
-from adjoint.runtime.calling import BetweenSegments
+from adjoint.runtime.calling import BetweenSegments, in_own_memory
 from adjoint.runtime.cpu.reached import reached_inputs
 from adjoint.runtime.executable import Checker, Executable, PlacedCotangents, Sizes
 from adjoint.torch_private.autograd import (
@@ -169,11 +169,10 @@ class NodeProgram(ABC):
             if not getattr(loaded, "forgets_histories", False):
                 detach_inputs(given)
             outputs = loaded(given)
-            set_grad_enabled(True)
             if self.layout.segments is not None:
-                outputs = list(outputs) if between is None else between.separate(outputs)
                 segments = self.layout.segments
                 return self._in_segments(segments, list(inputs), outputs, sizes, between)
+            set_grad_enabled(True)
             noted = _APPLY((self, sizes, inputs, outputs), *self._take_traced(inputs))
         finally:
             set_grad_enabled(is_grad_enabled)
@@ -184,11 +183,18 @@ class NodeProgram(ABC):
         self,
         segments: Segments,
         inputs: list[object],
-        outputs: list[object],
+        computed: Sequence[TorchValue],
         sizes: Sizes,
         between: BetweenSegments | None,
     ) -> Sequence[object]:
-        """The results, each with the autograd node of its segment; grad is enabled."""
+        """The results, each with the autograd node of its segment; enables grad."""
+        if between is None:
+            # Now: a copy that is made after the node has a history of its own.
+            cuts = [place for place in segments.cuts if place < self.layout.results]
+            outputs = list(in_own_memory(cuts, inputs, computed))
+        else:
+            outputs = between.separate(computed)
+        set_grad_enabled(True)
         count = len(inputs)
         of_output = segments.of_output
         inputs += [None] * len(segments.cuts)

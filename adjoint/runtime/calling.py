@@ -173,7 +173,7 @@ class BetweenSegments:
         One segment may pass to another a view of an input that is written to before the other
         segment runs.
         """
-        separate = list(_in_own_memory(self.calling, self.inputs, outputs))
+        separate = list(in_own_memory(self.calling.unaliased_outputs, self.inputs, outputs))
         written = storage_keys([self.inputs[to.index] for to in self._inputs_for.values()])
         for place, value in enumerate(separate):
             if isinstance(value, torch.Tensor) and storage_key(value) in written:
@@ -210,7 +210,7 @@ def finish(
 ) -> list[object]:
     """Mutate the caller's inputs and make the results, except for what was done `between`
     segments."""
-    outputs = _in_own_memory(calling, inputs, outputs)
+    outputs = in_own_memory(calling.unaliased_outputs, inputs, outputs)
     if calling.plain_results is not None and between is None:
         return [outputs[index] for index in calling.plain_results]
     results = Results(calling, inputs, outputs, None if between is None else between.made)
@@ -219,10 +219,10 @@ def finish(
     return [results.at(position) for position in calling.results]
 
 
-def _in_own_memory(
-    calling: CallingConvention, inputs: Sequence[object], outputs: Sequence[object]
+def in_own_memory(
+    places: Sequence[int], inputs: Sequence[object], outputs: Sequence[object]
 ) -> Sequence[object]:
-    """`outputs`, with those copied that need their own storage and alias another tensor.
+    """`outputs`, with those at `places` copied that alias another tensor.
 
     A graph defines values, not memory: a program may compute one output as a view of another, or
     of an input.
@@ -231,7 +231,7 @@ def _in_own_memory(
         return outputs
     taken = storage_keys(inputs)
     separate = list(outputs)
-    for index in calling.unaliased_outputs:
+    for index in places:
         value = outputs[index]
         if isinstance(value, torch.Tensor):
             memory = storage_key(value)

@@ -485,6 +485,22 @@ def test_what_a_moved_tensor_shows(row: Row, route: Route) -> None:
     row.check(route)
 
 
+def moved_nowhere(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(2)
+    torch.ops.aten.t_.default(x)
+    return x * x, x.sin()
+
+
+def test_an_input_that_is_written_to_and_moved_to_where_it_is() -> None:
+    """With respect to itself, as eager has it."""
+    found = []
+    for run in (moved_nowhere, torch.compile(moved_nowhere, backend="adjoint", fullgraph=True)):
+        x = torch.linspace(0.5, 2, 4, dtype=torch.float64, requires_grad=True) * 1
+        sums = [each.sum() for each in run(x)]
+        found.append([torch.autograd.grad(each, x, retain_graph=True) for each in sums])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def leaf_that_shares_memory(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x.detach().requires_grad_()
     return y, y * 3
