@@ -10,6 +10,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import adjoint
+from adjoint.torch_private.dynamo import general_shapes
+from adjoint.torch_private.fake import make_fake, new_fake_mode
+from adjoint.torch_private.size_decisions import program_decides
+from adjoint.torch_private.size_guards import SizeSpecialized
 
 # What a program computes from sizes, where torch takes them to be positive.
 BY_EMPTINESS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,6 +43,14 @@ def test_what_a_program_decides_by_emptiness_is_a_guard(name: str, sizes: tuple[
         torch.testing.assert_close(compiled(x), program(x))
         torch.testing.assert_close(transformed(x)[0], program(x))
     assert counters["stats"]["unique_graphs"] - before <= 3
+
+
+def test_what_is_decided_by_a_size_that_is_0_needs_a_number() -> None:
+    mode = new_fake_mode()
+    with general_shapes(), program_decides():
+        x = make_fake(mode, torch.randn(0, 3), True, "x")
+        with pytest.raises(SizeSpecialized, match="is 0, and the program decides by it"):
+            max(x.shape[0], 1)
 
 
 # What 0 would not change.
