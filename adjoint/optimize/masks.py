@@ -7,7 +7,10 @@ import operator
 from torch import fx
 
 from adjoint.graph.copying import copied
-from adjoint.graph.metadata import arguments_of
+from adjoint.graph.leaves import detached
+from adjoint.graph.metadata import arguments_of, set_value
+from adjoint.rewrite.refreshing import computing_fakes_of, fake_value
+from adjoint.torch_private import trees
 from adjoint.torch_private.operators import OpOverload
 
 
@@ -15,13 +18,15 @@ def narrow_masks(graph_module: fx.GraphModule) -> fx.GraphModule:
     """The graph with each `output_mask` narrowed to results that are used; a copy if changed."""
     if not any(_narrowed(node) for node in graph_module.graph.nodes):
         return graph_module
-    graph_module = copied(graph_module)
-    for node in graph_module.graph.nodes:
-        narrowed = _narrowed(node)
-        if narrowed is not None:
-            place, mask = narrowed
-            node.args = (*node.args[:place], mask, *node.args[place + 1 :])
-    return graph_module
+    made = copied(graph_module)
+    with computing_fakes_of(graph_module):
+        for node in made.graph.nodes:
+            narrowed = _narrowed(node)
+            if narrowed is not None:
+                place, mask = narrowed
+                node.args = (*node.args[:place], mask, *node.args[place + 1 :])
+                set_value(node, trees.map_leaves(detached, fake_value(node)))
+    return made
 
 
 def _narrowed(node: fx.Node) -> tuple[int, list[bool]] | None:

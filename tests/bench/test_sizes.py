@@ -56,7 +56,8 @@ def test_each_workload(workload: str, system: str) -> None:
 def test_inductor_has_no_second_derivatives() -> None:
     outcome = measure_in_process(task("pinn", "inductor"), timeout=600)
     assert isinstance(outcome, Failure)
-    assert "double backward" in outcome.why
+    # If its backward reuses the memory of saved values, that is what it says first.
+    assert any(each in outcome.why for each in ("double backward", "requires create_graph=False"))
 
 
 def test_no_size_comes_twice_and_none_is_the_largest() -> None:
