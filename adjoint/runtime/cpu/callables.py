@@ -249,10 +249,6 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-# Built-in functions refer to their definitions, which must stay.
-_DEFINITIONS: list[_MethodDef] = []
-
-
 @functools.cache
 def _new() -> Callable[..., Callable[..., int]]:
     """CPython's constructor of built-in functions."""
@@ -313,7 +309,9 @@ def misfit_finder() -> Callable[[int], Callable[..., int]]:
 def builtin_maker(code: int, name: bytes, doc: bytes) -> Callable[[int], Callable[..., int]]:
     """Makes built-in functions of native code, each given the address of its words."""
     definition = _MethodDef(name, code, _METH_FASTCALL, doc)
-    _DEFINITIONS.append(definition)
+    # Built-in functions refer to their definition until the interpreter is gone.  A list of this
+    # module would free it earlier: at exit, modules are cleared before the last garbage collection.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))
     return lambda words: _new()(ctypes.addressof(definition), words, None)
 
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -150,3 +154,23 @@ def test_many_threads_and_the_garbage_collector() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_callable_may_outlive_all_modules() -> None:
+    """At exit, the last garbage collection visits what a cycle holds, after modules are cleared."""
+    text = """
+        import builtins
+        from adjoint.runtime.cpu import callables
+
+        class Cycle:
+            pass
+
+        words = callables.words_of(0)
+        held = builtins.held = Cycle()
+        held.self, held.callable = held, callables.misfit_finder()(words.ctypes.data)
+        del held
+    """
+    # What is freed is overwritten, so that reading it fails.
+    environment = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "255"}
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
